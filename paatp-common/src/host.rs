@@ -1,0 +1,160 @@
+//! An aggregator in ordinary memory: the same [`aggregate::handle`](crate::aggregate::handle) over slices, for tests,
+//! simulator and fuzzers.
+
+use crate::aggregate::{self, Arrival, Machine, Outcome};
+use crate::counter::{Counters, Event, Refusal};
+use crate::job::{Address, JobEntry, RankEntry};
+use crate::lanes::{self, SlotBlock, WireBlock};
+use crate::limits::{BLOCK_BYTES, MAX_RANKS};
+use crate::progress::Progress;
+use crate::slot::Slot;
+use crate::tag::Tag;
+use crate::wire::{HEADER_BYTES, Header};
+
+/// Tables and slots of a node, borrowed from whoever owns them.
+#[derive(Debug)]
+pub struct Host<'a> {
+    /// One entry a job.
+    pub jobs: &'a [JobEntry],
+    /// [`MAX_RANKS`] entries a job.
+    pub ranks: &'a [RankEntry],
+    /// One entry a job.
+    pub progress: &'a [Progress],
+    /// Slot headers.
+    pub slots: &'a mut [Slot],
+    /// `blocks_per_slot` blocks a slot.
+    pub lanes: &'a mut [SlotBlock],
+    /// Blocks of each slot.
+    pub blocks_per_slot: usize,
+    /// What happened.
+    pub counters: &'a mut Counters,
+}
+
+impl Host<'_> {
+    /// Handles a request datagram in place and returns the answer's length, or the refusal that dropped it.
+    ///
+    /// # Errors
+    /// The refusal, where nothing is answered.
+    pub fn handle(
+        &mut self,
+        datagram: &mut [u8],
+        source: Address,
+        congested: bool,
+    ) -> Result<usize, Refusal> {
+        let length = datagram.len();
+        let Some((header, payload)) = datagram.split_first_chunk_mut::<HEADER_BYTES>() else {
+            self.counters.refuse(Refusal::Truncated);
+            return Err(Refusal::Truncated);
+        };
+        let header: &mut Header = bytemuck::cast_mut(header);
+        let arrival = Arrival { source, congested, payload_bytes: payload.len() as u32 };
+        let mut machine = HostMachine { host: self, payload };
+        match aggregate::handle(&mut machine, header, arrival) {
+            Outcome::Drop(refusal) => Err(refusal),
+            Outcome::Answer { payload: true } => Ok(length),
+            Outcome::Answer { payload: false } => Ok(HEADER_BYTES),
+        }
+    }
+}
+
+/// A [`Host`] with a request in hand.
+struct HostMachine<'a, 'b> {
+    host: &'a mut Host<'b>,
+    payload: &'a mut [u8],
+}
+
+impl HostMachine<'_, '_> {
+    /// Payload and slot, block by block.
+    fn pairs(
+        &mut self,
+        slot: usize,
+        blocks: u32,
+    ) -> Option<impl Iterator<Item = (&mut SlotBlock, &mut WireBlock)>> {
+        let blocks = blocks as usize;
+        let first = slot * self.host.blocks_per_slot;
+        if blocks > self.host.blocks_per_slot {
+            return None;
+        }
+        let lanes = self.host.lanes.get_mut(first..first + blocks)?;
+        let payload = self.payload.get_mut(..blocks * BLOCK_BYTES)?;
+        Some(lanes.iter_mut().zip(payload.chunks_exact_mut(BLOCK_BYTES).map(bytemuck::from_bytes_mut)))
+    }
+}
+
+impl Machine for HostMachine<'_, '_> {
+    type SlotRef = usize;
+
+    fn job(&self, number: u16) -> Option<&JobEntry> {
+        self.host.jobs.get(number as usize)
+    }
+
+    fn rank(&self, number: u16, rank: u8) -> Option<&RankEntry> {
+        self.host.ranks.get(number as usize * MAX_RANKS + rank as usize)
+    }
+
+    fn progress(&self, number: u16) -> Option<&Progress> {
+        self.host.progress.get(number as usize)
+    }
+
+    fn slot(&self, index: u32) -> Option<usize> {
+        let index = index as usize;
+        (index < self.host.slots.len()).then_some(index)
+    }
+
+    fn state(&mut self, slot: usize) -> &mut Slot {
+        &mut self.host.slots[slot]
+    }
+
+    fn lock(&mut self, _: usize) -> bool {
+        true
+    }
+
+    fn unlock(&mut self, _: usize) {}
+
+    fn refuse(&mut self, refusal: Refusal) {
+        self.host.counters.refuse(refusal);
+    }
+
+    fn note(&mut self, event: Event) {
+        self.host.counters.note(event);
+    }
+
+    fn store(&mut self, slot: usize, blocks: u32) -> Option<u64> {
+        let mut tag = Tag::default();
+        self.pairs(slot, blocks)?.for_each(|(lanes, payload)| lanes::store(lanes, payload, &mut tag));
+        Some(tag.value())
+    }
+
+    fn add(&mut self, slot: usize, blocks: u32) -> Option<u64> {
+        let mut tag = Tag::default();
+        self.pairs(slot, blocks)?.for_each(|(lanes, payload)| lanes::add(lanes, payload, &mut tag));
+        Some(tag.value())
+    }
+
+    fn subtract(&mut self, slot: usize, blocks: u32) {
+        if let Some(pairs) = self.pairs(slot, blocks) {
+            pairs.for_each(|(lanes, payload)| lanes::subtract(lanes, payload));
+        }
+    }
+
+    fn maximum(&mut self, slot: usize, blocks: u32) -> Option<(u64, u64)> {
+        let (mut before, mut after) = (Tag::default(), Tag::default());
+        self.pairs(slot, blocks)?
+            .for_each(|(lanes, payload)| lanes::maximum(lanes, payload, &mut before, &mut after));
+        Some((before.value(), after.value()))
+    }
+
+    fn verify(&mut self, blocks: u32) -> Option<u64> {
+        let payload = self.payload.get(..blocks as usize * BLOCK_BYTES)?;
+        let mut tag = Tag::default();
+        payload
+            .chunks_exact(BLOCK_BYTES)
+            .for_each(|block| lanes::verify(bytemuck::from_bytes(block), &mut tag));
+        Some(tag.value())
+    }
+
+    fn emit(&mut self, slot: usize, blocks: u32) -> Option<()> {
+        self.pairs(slot, blocks)?.for_each(|(lanes, payload)| lanes::emit(payload, lanes));
+        Some(())
+    }
+}

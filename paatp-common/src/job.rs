@@ -1,0 +1,78 @@
+//! The tables that the control plane writes and the data plane reads, as kernel maps hold them.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::limits::MAX_LOCAL_ADDRESSES;
+
+/// An IPv6 address, or an IPv4 address mapped into it, in network order.
+pub type Address = [u8; 16];
+
+/// `::ffff:a.b.c.d`
+#[inline(always)]
+#[must_use]
+pub const fn mapped(v4: [u8; 4]) -> Address {
+    [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, v4[0], v4[1], v4[2], v4[3]]
+}
+
+/// What makes a packet ours: its UDP port and the address it was sent to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Node {
+    /// Addresses that the program answers for; all-zero entries are unused.
+    pub local: [Address; MAX_LOCAL_ADDRESSES],
+    /// First UDP port.
+    pub port_base: u16,
+    /// Number of ports.
+    pub port_count: u16,
+    /// Zero.
+    pub reserved: u32,
+}
+
+const _: () = assert!(size_of::<Node>() == 72);
+
+/// Quorum value that stands for "every expected rank".
+pub const QUORUM_ALL: u8 = 0;
+
+/// One job. The control plane writes it whole, `generation` last; the data plane only reads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct JobEntry {
+    /// Ranks whose contributions count; shrinking clears bits, nothing else (protocol-rules F8).
+    pub expected: u64,
+    /// Random incarnation of the membership; 0 means that the entry is unused.
+    pub generation: u32,
+    /// The job's first slot in the node's slot table.
+    pub first_slot: u32,
+    /// Slots in the ring. A power of two, so that `seq mod slots` survives the wrap of seq.
+    pub slots: u32,
+    /// Most lanes in a chunk.
+    pub lanes: u16,
+    /// Window W, in chunks: result k − W fixes the exponent of chunk k, and nobody runs further ahead.
+    pub window: u16,
+    /// Number of ranks, fixed within a generation.
+    pub world: u8,
+    /// Contributions that complete a slot, or [`QUORUM_ALL`].
+    pub quorum: u8,
+    /// Number of the policy in force, told in answers.
+    pub epoch: u8,
+    /// Rate-control gain stamped into answers.
+    pub gain: i8,
+    /// Zero.
+    pub reserved: [u8; 4],
+}
+
+const _: () = assert!(size_of::<JobEntry>() == 32);
+
+/// One rank of a job.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct RankEntry {
+    /// The only source address that may speak for this rank.
+    pub address: Address,
+    /// Factor of its salts, see [`crate::tag::rank_key`].
+    pub key: u64,
+    /// Zero.
+    pub reserved: u64,
+}
+
+const _: () = assert!(size_of::<RankEntry>() == 32);

@@ -1,0 +1,350 @@
+//! The slot state machine: what to do with a contribution, decided once for kernel, host and simulator.
+//!
+//! [`decide`] is pure. Its caller holds the slot's lock, carries the decision out on the lanes, and then either
+//! [`Slot::commit`]s it or, if the payload failed its check, leaves the slot as [`Slot::begin`] made it: without bits,
+//! so that the next payload stores (protocol-rules F12).
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::counter::Refusal;
+use crate::job::QUORUM_ALL;
+use crate::limits::MAX_ATTEMPTS;
+use crate::seq::Seq;
+use crate::wire::{Chunk, Operation};
+
+/// State bits of a slot.
+mod state {
+    /// A payload has been stored (protocol-rules F20).
+    pub const PAYLOAD: u8 = 1 << 0;
+    /// The result stands: bits, exponents and lanes are frozen.
+    pub const COMPLETE: u8 = 1 << 1;
+    /// A contributor's gradient was not finite.
+    pub const NON_FINITE: u8 = 1 << 2;
+}
+
+/// What a slot knows besides its lanes: one cache line before them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Slot {
+    /// 1 while a CPU changes the slot; taken by the owner of the memory, never here.
+    pub lock: u64,
+    /// Contributors.
+    pub bits: u64,
+    /// Contributors of the first completion; later attempts admit only these (protocol-rules F3).
+    pub frozen: u64,
+    /// Sum of the contributions' tags, salts included.
+    pub tag: u64,
+    /// Generation that `seq` belongs to; a slot of another generation is empty (protocol-rules F11).
+    pub generation: u32,
+    /// The chunk.
+    pub seq: Seq,
+    lanes: u16,
+    contributors: u16,
+    operation_and_type: u8,
+    exponent: i8,
+    next_exponent: i8,
+    root: u8,
+    state: u8,
+    /// How often the chunk has been redone.
+    pub attempt: u8,
+    quorum: u8,
+    /// Policy epoch of the first store.
+    pub epoch: u8,
+    culprit: u8,
+    reserved: [u8; 11],
+}
+
+const _: () = assert!(size_of::<Slot>() == 64);
+
+// SAFETY: one u32 in a transparent-like newtype; every bit pattern is a Seq.
+unsafe impl Zeroable for Seq {}
+// SAFETY: as above, no padding.
+unsafe impl Pod for Seq {}
+
+/// The job's rules at the time of a touch, read under the slot's lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rules {
+    /// Current generation.
+    pub generation: u32,
+    /// Ranks whose contributions count.
+    pub expected: u64,
+    /// Contributions that complete a slot, or [`QUORUM_ALL`].
+    pub quorum: u8,
+    /// Policy epoch.
+    pub epoch: u8,
+}
+
+/// What a DATA packet says of its contribution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Contribution {
+    /// Generation it was sent in.
+    pub generation: u32,
+    /// The chunk.
+    pub seq: Seq,
+    /// Contributors: one bit, or several from a switch or a lower level.
+    pub bits: u64,
+    /// Attempt of the chunk.
+    pub attempt: u8,
+    /// What the ranks must agree on.
+    pub chunk: Chunk,
+    /// Scale proposed for the chunk one window later.
+    pub next_exponent: i8,
+    /// A payload came along.
+    pub has_payload: bool,
+    /// Sending rank, named where its gradient is not finite.
+    pub rank: u8,
+    /// The sender's gradient holds NaN or infinity.
+    pub non_finite: bool,
+}
+
+/// What happens to the slot before a contribution is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Begin {
+    /// Nothing.
+    Continue,
+    /// It becomes the slot of this chunk.
+    Chunk,
+    /// It is cleared for the next attempt; `frozen` stays.
+    Redo,
+}
+
+/// What happens to the lanes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lanes {
+    /// The payload is written over them.
+    Store,
+    /// The payload is added.
+    Add,
+    /// Each lane keeps the larger value.
+    Maximum,
+    /// No payload came.
+    Untouched,
+}
+
+/// What to do with a contribution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Take it.
+    Contribute {
+        /// First.
+        begin: Begin,
+        /// Then.
+        lanes: Lanes,
+    },
+    /// It is in already.
+    Duplicate,
+    /// The slot was completed without it.
+    Late,
+    /// Not taken.
+    Refuse(Refusal),
+}
+
+/// Decides what to do with `c`, in the order of protocol-rules part 3 from "generation again" on.
+#[inline(always)]
+#[must_use]
+pub fn decide(slot: &Slot, rules: Rules, c: &Contribution) -> Decision {
+    if c.generation != rules.generation {
+        return Decision::Refuse(Refusal::OldGeneration);
+    }
+    let Some(operation) = c.chunk.operation() else {
+        return Decision::Refuse(Refusal::BadKind);
+    };
+    if c.has_payload && operation == Operation::Broadcast && c.rank != c.chunk.root {
+        return Decision::Refuse(Refusal::NotRoot);
+    }
+    let same = slot.holds(c.generation, c.seq);
+    let attempt = if same { slot.attempt } else { 0 };
+    if c.attempt < attempt {
+        return Decision::Refuse(Refusal::OldAttempt);
+    }
+    if c.attempt > attempt {
+        return decide_redo(slot, rules, c, same, attempt);
+    }
+    if !same {
+        return Decision::Contribute { begin: Begin::Chunk, lanes: first(c) };
+    }
+    if slot.bits != 0 && slot.chunk() != c.chunk {
+        return Decision::Refuse(Refusal::Mismatch);
+    }
+    if c.bits & !slot.bits == 0 {
+        return Decision::Duplicate;
+    }
+    if slot.is_complete() || (slot.frozen != 0 && c.bits & !slot.frozen != 0) {
+        return Decision::Late;
+    }
+    if c.bits & slot.bits != 0 {
+        return Decision::Refuse(Refusal::Conflict);
+    }
+    let lanes = match (c.has_payload, slot.state & state::PAYLOAD != 0) {
+        (true, true) if operation.takes_maximum() => Lanes::Maximum,
+        (true, true) => Lanes::Add,
+        _ => first(c),
+    };
+    Decision::Contribute { begin: Begin::Continue, lanes }
+}
+
+/// The packet's attempt is above the slot's.
+#[inline(always)]
+fn decide_redo(slot: &Slot, rules: Rules, c: &Contribution, same: bool, attempt: u8) -> Decision {
+    if c.attempt != attempt + 1 {
+        return Decision::Refuse(Refusal::FarAttempt);
+    }
+    if c.attempt > MAX_ATTEMPTS {
+        return Decision::Refuse(Refusal::TooManyAttempts);
+    }
+    if !same {
+        return Decision::Contribute { begin: Begin::Chunk, lanes: first(c) };
+    }
+    if slot.frozen & !rules.expected != 0 {
+        return Decision::Refuse(Refusal::DeadRankInRedo);
+    }
+    if slot.frozen != 0 && c.bits & !slot.frozen != 0 {
+        return Decision::Late;
+    }
+    if slot.bits != 0 && slot.chunk() != c.chunk {
+        return Decision::Refuse(Refusal::Mismatch);
+    }
+    Decision::Contribute { begin: Begin::Redo, lanes: first(c) }
+}
+
+#[inline(always)]
+const fn first(c: &Contribution) -> Lanes {
+    if c.has_payload { Lanes::Store } else { Lanes::Untouched }
+}
+
+impl Slot {
+    /// The slot belongs to this chunk.
+    #[inline(always)]
+    #[must_use]
+    pub const fn holds(&self, generation: u32, seq: Seq) -> bool {
+        self.generation == generation && self.seq.0 == seq.0
+    }
+
+    /// The result stands.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_complete(&self) -> bool {
+        self.state & state::COMPLETE != 0
+    }
+
+    /// A payload is stored.
+    #[inline(always)]
+    #[must_use]
+    pub const fn has_payload(&self) -> bool {
+        self.state & state::PAYLOAD != 0
+    }
+
+    /// What the contributors agreed on.
+    #[inline(always)]
+    #[must_use]
+    pub const fn chunk(&self) -> Chunk {
+        Chunk {
+            operation_and_type: self.operation_and_type,
+            lanes: self.lanes,
+            exponent: self.exponent,
+            root: self.root,
+        }
+    }
+
+    /// Scale agreed for the chunk one window later; final once the slot is complete (protocol-rules F5, F6).
+    #[inline(always)]
+    #[must_use]
+    pub const fn next_exponent(&self) -> i8 {
+        self.next_exponent
+    }
+
+    /// Number of contributors.
+    #[inline(always)]
+    #[must_use]
+    pub const fn contributors(&self) -> u16 {
+        self.contributors
+    }
+
+    /// The rank whose gradient was not finite.
+    #[inline(always)]
+    #[must_use]
+    pub const fn non_finite(&self) -> Option<u8> {
+        if self.state & state::NON_FINITE != 0 { Some(self.culprit) } else { None }
+    }
+
+    /// Prepares the slot for a contribution that was decided to be taken.
+    #[inline(always)]
+    pub fn begin(&mut self, begin: Begin, rules: Rules, c: &Contribution) {
+        match begin {
+            Begin::Continue => return,
+            Begin::Redo => {}
+            Begin::Chunk => {
+                self.frozen = 0;
+                self.generation = c.generation;
+                self.seq = c.seq;
+                self.quorum = match c.chunk.operation() {
+                    Some(operation) if !operation.needs_all() => rules.quorum,
+                    _ => QUORUM_ALL,
+                };
+                self.epoch = rules.epoch;
+            }
+        }
+        self.attempt = c.attempt;
+        self.bits = 0;
+        self.contributors = 0;
+        self.state = 0;
+    }
+
+    /// The contribution is in: `tag` is what it adds to the slot's tag.
+    #[inline(always)]
+    pub fn commit(&mut self, c: &Contribution, tag: u64) {
+        if self.bits == 0 {
+            self.lanes = c.chunk.lanes;
+            self.operation_and_type = c.chunk.operation_and_type;
+            self.exponent = c.chunk.exponent;
+            self.root = c.chunk.root;
+            self.next_exponent = c.next_exponent;
+            self.tag = 0;
+        } else if c.next_exponent > self.next_exponent {
+            self.next_exponent = c.next_exponent;
+        }
+        self.tag = self.tag.wrapping_add(tag);
+        // One bit but for partial sums; counting bits costs a dozen instructions in BPF.
+        self.contributors += if c.bits & (c.bits - 1) == 0 { 1 } else { c.bits.count_ones() as u16 };
+        self.bits |= c.bits;
+        if c.has_payload {
+            self.state |= state::PAYLOAD;
+        }
+        if c.non_finite {
+            self.state |= state::NON_FINITE;
+            self.culprit = c.rank;
+        }
+    }
+
+    /// The slot would be complete by these rules, or is: tested at every touch (protocol-rules F10).
+    #[inline(always)]
+    #[must_use]
+    pub fn is_due(&self, rules: Rules) -> bool {
+        if self.is_complete() {
+            return true;
+        }
+        if self.bits == 0 {
+            return false;
+        }
+        if self.frozen != 0 {
+            return self.bits == self.frozen;
+        }
+        if self.quorum == QUORUM_ALL {
+            // By set, not by count: a dead rank's bit must not stand in for a live one's (protocol-rules F9).
+            return rules.expected & !self.bits == 0;
+        }
+        let wanted = u32::from(self.quorum).min(rules.expected.count_ones());
+        self.bits.count_ones() >= wanted
+    }
+
+    /// Freezes bits and exponents if the slot is due. Returns true if this call completed it.
+    #[inline(always)]
+    pub fn settle(&mut self, rules: Rules) -> bool {
+        if self.is_complete() || !self.is_due(rules) {
+            return false;
+        }
+        self.state |= state::COMPLETE;
+        self.frozen = self.bits;
+        true
+    }
+}

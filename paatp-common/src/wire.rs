@@ -1,0 +1,745 @@
+//! The 64-byte header of PA-ATP, version 1, in network byte order. `docs/protocol.md` has the same table.
+//!
+//! [`Header`] is a view over bytes with infallible getters; [`Header::check`] says whether it may be believed.
+//! [`Request`] and [`Answer`] are the parsed forms that workers build and read.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::counter::Refusal;
+use crate::seq::Seq;
+use crate::tag::{self, CHECKED_HEADER_WORDS};
+
+/// First two bytes of every packet: "PA".
+pub const MAGIC: u16 = 0x5041;
+/// The version this code speaks.
+pub const VERSION: u8 = 1;
+/// Bytes of a header.
+pub const HEADER_BYTES: usize = 64;
+
+/// What a packet is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// A contribution to `seq` that also wishes for the result of `want`.
+    Data = 1,
+    /// A wish for the result of `want`.
+    Pull = 2,
+    /// The answer to either.
+    Answer = 8,
+}
+
+/// Header flags.
+pub mod flags {
+    /// Answer: the payload is the result of `want`.
+    pub const RESULT: u8 = 1 << 0;
+    /// Request: the payload is a partial sum of several ranks (from a switch or a lower level).
+    pub const PARTIAL: u8 = 1 << 1;
+    /// Request: sent before; a switch passes it on untouched (protocol-rules F15).
+    pub const RETRANSMIT: u8 = 1 << 2;
+    /// Answer: the request met congestion (IP ECN field was CE).
+    pub const ECN_ECHO: u8 = 1 << 3;
+    /// A gradient held NaN or infinity: the sender's (request), or that of rank `rank` (answer).
+    pub const NON_FINITE: u8 = 1 << 4;
+    /// `lanes` lanes follow the header.
+    pub const PAYLOAD: u8 = 1 << 5;
+    /// Answer without a result: a chunk is being redone; the tag field names it (see [`super::Redo`]).
+    pub const REDO: u8 = 1 << 6;
+}
+
+/// What became of a request's contribution; of a PULL, why no result came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Status {
+    /// The contribution is in its slot (just added, or before).
+    Ok = 0,
+    /// PULL: the chunk is not complete yet.
+    NotYet = 1,
+    /// The ring has no room for this chunk yet: send it again later.
+    Busy = 2,
+    /// Every rank has acknowledged this chunk already.
+    Stale = 3,
+    /// The generation is over: ask the control plane (never adopt a generation from a packet).
+    Rejoin = 4,
+    /// The job cannot go on: the attempt field holds the number of the [`Refusal`] that says why, and without a result
+    /// the bitmap the ranks that the sender disagrees with.
+    Aborted = 5,
+    /// `lanes` is not what this chunk has.
+    BadLength = 6,
+    /// A partial sum overlapped with what is there.
+    Conflict = 7,
+    /// The chunk is being redone: send the contribution again under the answer's attempt.
+    OldAttempt = 8,
+    /// The chunk was completed without this contribution (quorum).
+    NotIncluded = 9,
+    /// The payload failed its check on arrival: send it again.
+    BadTag = 10,
+}
+
+impl Status {
+    /// The status with this number.
+    #[must_use]
+    pub const fn from_wire(value: u8) -> Option<Status> {
+        Some(match value {
+            0 => Status::Ok,
+            1 => Status::NotYet,
+            2 => Status::Busy,
+            3 => Status::Stale,
+            4 => Status::Rejoin,
+            5 => Status::Aborted,
+            6 => Status::BadLength,
+            7 => Status::Conflict,
+            8 => Status::OldAttempt,
+            9 => Status::NotIncluded,
+            10 => Status::BadTag,
+            _ => return None,
+        })
+    }
+}
+
+/// What is computed over the ranks' contributions to a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Operation {
+    /// Nothing: header-only packets that complete when all are there.
+    Barrier = 0,
+    /// Header-only packets that agree on the exponent of an operation's first window.
+    Exponents = 1,
+    /// Lane-wise sum.
+    Sum = 2,
+    /// Sum, divided by the number of contributors at the receiver.
+    Mean = 3,
+    /// Lane-wise maximum of order-preserving keys.
+    Max = 4,
+    /// Maximum of the complemented keys.
+    Min = 5,
+    /// The root's payload; the others' packets are header-only.
+    Broadcast = 6,
+}
+
+impl Operation {
+    /// The operation with this number.
+    #[inline(always)]
+    #[must_use]
+    pub const fn from_wire(value: u8) -> Option<Operation> {
+        Some(match value {
+            0 => Operation::Barrier,
+            1 => Operation::Exponents,
+            2 => Operation::Sum,
+            3 => Operation::Mean,
+            4 => Operation::Max,
+            5 => Operation::Min,
+            6 => Operation::Broadcast,
+            _ => return None,
+        })
+    }
+
+    /// Payloads combine by maximum instead of by addition.
+    #[inline(always)]
+    #[must_use]
+    pub const fn takes_maximum(self) -> bool {
+        matches!(self, Operation::Max | Operation::Min)
+    }
+
+    /// No packet of this operation carries a payload.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_header_only(self) -> bool {
+        matches!(self, Operation::Barrier | Operation::Exponents)
+    }
+
+    /// The operation needs every rank, whatever the job's quorum (protocol-rules part 2.6).
+    #[inline(always)]
+    #[must_use]
+    pub const fn needs_all(self) -> bool {
+        matches!(self, Operation::Barrier | Operation::Exponents | Operation::Broadcast)
+    }
+}
+
+/// Type of the values that a chunk's lanes stand for. The aggregator only compares it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum ElementType {
+    /// IEEE 754 binary32.
+    F32 = 0,
+    /// IEEE 754 binary16.
+    F16 = 1,
+    /// bfloat16.
+    Bf16 = 2,
+    /// 32-bit two's complement integers.
+    I32 = 3,
+}
+
+/// What all ranks must agree on for one chunk; bound into the salt, and refused where it differs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Chunk {
+    /// [`Operation`] in the upper, [`ElementType`] in the lower four bits.
+    pub operation_and_type: u8,
+    /// Lanes of the chunk, 0 for header-only operations.
+    pub lanes: u16,
+    /// Exponent of the block's scale, see the transport's quantiser.
+    pub exponent: i8,
+    /// Rank whose payload a broadcast hands out; 0 otherwise.
+    pub root: u8,
+}
+
+impl Chunk {
+    /// A chunk's identity from its parts.
+    #[must_use]
+    pub const fn new(operation: Operation, element: ElementType, lanes: u16, exponent: i8) -> Chunk {
+        Chunk { operation_and_type: (operation as u8) << 4 | element as u8, lanes, exponent, root: 0 }
+    }
+
+    /// The operation, unless the number is unknown.
+    #[inline(always)]
+    #[must_use]
+    pub const fn operation(self) -> Option<Operation> {
+        Operation::from_wire(self.operation_and_type >> 4)
+    }
+}
+
+/// A chunk that is being redone, as answers without a result announce it (protocol-rules F1 iii).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Redo {
+    /// The chunk.
+    pub seq: Seq,
+    /// The attempt that contributions must carry.
+    pub attempt: u8,
+}
+
+impl Redo {
+    /// As the tag field of an answer carries it.
+    #[inline(always)]
+    #[must_use]
+    pub const fn to_word(self) -> u64 {
+        (self.seq.0 as u64) << 32 | self.attempt as u64
+    }
+
+    /// From an answer's tag field.
+    #[inline(always)]
+    #[must_use]
+    pub const fn from_word(word: u64) -> Redo {
+        Redo { seq: Seq((word >> 32) as u32), attempt: word as u8 }
+    }
+}
+
+/// The header as it travels. All fields are byte arrays in network order: no alignment, no padding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Header {
+    magic: [u8; 2],
+    version_and_kind: u8,
+    flags: u8,
+    job: [u8; 2],
+    worker: u8,
+    status: u8,
+    generation: [u8; 4],
+    seq: [u8; 4],
+    want: [u8; 4],
+    ack: [u8; 4],
+    progress: [u8; 4],
+    token: [u8; 4],
+    bitmap: [u8; 8],
+    tag: [u8; 8],
+    lanes: [u8; 2],
+    contributors: [u8; 2],
+    exponent: u8,
+    next_exponent: u8,
+    window: [u8; 2],
+    rank: u8,
+    gain: u8,
+    attempt: u8,
+    operation_or_epoch: u8,
+    check: [u8; 4],
+}
+
+const _: () = assert!(size_of::<Header>() == HEADER_BYTES && align_of::<Header>() == 1);
+
+impl Header {
+    /// The header at the beginning of a datagram; `None` where that is shorter than one.
+    #[must_use]
+    pub fn of(datagram: &[u8]) -> Option<&Header> {
+        datagram.get(..HEADER_BYTES).map(bytemuck::from_bytes)
+    }
+
+    /// As [`Header::of`], to write.
+    pub fn of_mut(datagram: &mut [u8]) -> Option<&mut Header> {
+        datagram.get_mut(..HEADER_BYTES).map(bytemuck::from_bytes_mut)
+    }
+
+    /// The header as bytes.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8; HEADER_BYTES] {
+        bytemuck::cast_ref(self)
+    }
+
+    /// Magic, version and check are right.
+    ///
+    /// # Errors
+    /// The first refusal that applies, in that order.
+    #[inline(always)]
+    pub fn check(&self) -> Result<(), Refusal> {
+        if self.magic != MAGIC.to_be_bytes() {
+            return Err(Refusal::BadMagic);
+        }
+        if self.version_and_kind >> 4 != VERSION {
+            return Err(Refusal::BadVersion);
+        }
+        if self.computed_check() != u32::from_be_bytes(self.check) {
+            return Err(Refusal::BadHeaderCheck);
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn computed_check(&self) -> u32 {
+        let words: &[[u8; 4]; CHECKED_HEADER_WORDS + 1] = bytemuck::cast_ref(self);
+        let (covered, _) = words.split_first_chunk().unwrap_or((&[[0; 4]; CHECKED_HEADER_WORDS], &[]));
+        tag::header_check(covered)
+    }
+
+    /// Writes the check over the other fields.
+    #[inline(always)]
+    pub fn seal(&mut self) {
+        self.check = self.computed_check().to_be_bytes();
+    }
+
+    /// The kind, unless unknown.
+    #[inline(always)]
+    #[must_use]
+    pub const fn kind(&self) -> Option<Kind> {
+        Some(match self.version_and_kind & 0x0F {
+            1 => Kind::Data,
+            2 => Kind::Pull,
+            8 => Kind::Answer,
+            _ => return None,
+        })
+    }
+}
+
+/// Getters and setters of plain fields.
+macro_rules! fields {
+    ($($(#[$doc:meta])* $get:ident, $set:ident: $int:tt = $field:ident;)*) => {
+        impl Header {
+            $(
+                $(#[$doc])*
+                #[inline(always)]
+                #[must_use]
+                pub const fn $get(&self) -> $int { fields!(@get self, $field, $int) }
+
+                /// Sets the field; [`Header::seal`] afterwards.
+                #[inline(always)]
+                pub const fn $set(&mut self, value: $int) { fields!(@set self, $field, $int, value) }
+            )*
+        }
+    };
+    (@get $s:ident, $f:ident, u8) => { $s.$f };
+    (@get $s:ident, $f:ident, i8) => { $s.$f as i8 };
+    (@get $s:ident, $f:ident, $int:tt) => { $int::from_be_bytes($s.$f) };
+    (@set $s:ident, $f:ident, u8, $v:ident) => { $s.$f = $v };
+    (@set $s:ident, $f:ident, i8, $v:ident) => { $s.$f = $v as u8 };
+    (@set $s:ident, $f:ident, $int:tt, $v:ident) => { $s.$f = $v.to_be_bytes() };
+}
+
+fields! {
+    /// Bits of [`flags`].
+    flags, set_flags: u8 = flags;
+    /// Job number on its aggregator.
+    job, set_job: u16 = job;
+    /// Rank of the worker that sent the request.
+    worker, set_worker: u8 = worker;
+    /// [`Status`] of an answer.
+    status, set_status: u8 = status;
+    /// Incarnation of the job's membership.
+    generation, set_generation: u32 = generation;
+    /// Chunk that a DATA contributes to.
+    raw_seq, set_raw_seq: u32 = seq;
+    /// Request: chunk whose result is wished for. Answer: chunk of the payload, or min_ack without one.
+    raw_want, set_raw_want: u32 = want;
+    /// Request: all results below have arrived. Answer: lowest progress of the job.
+    raw_ack, set_raw_ack: u32 = ack;
+    /// Request: chunks contributed so far. Answer: highest progress of the job.
+    raw_progress, set_raw_progress: u32 = progress;
+    /// Opaque number of a request, echoed: matches answers to requests, for RTT and loss detection.
+    token, set_token: u32 = token;
+    /// Contributors: in the payload, or so far in the slot of `want` where there is no result.
+    bitmap, set_bitmap: u64 = bitmap;
+    /// Linear checksum with salts, see [`crate::tag`]; in an answer without a result the [`Redo`] word.
+    tag, set_tag: u64 = tag;
+    /// Lanes of the payload (of the chunk, where flags::PAYLOAD is not set).
+    lanes, set_lanes: u16 = lanes;
+    /// Number of ranks in the payload.
+    contributors, set_contributors: u16 = contributors;
+    /// Exponent of the payload's scale.
+    exponent, set_exponent: i8 = exponent;
+    /// Exponent proposed (request) or agreed (result) for the chunk one window later.
+    next_exponent, set_next_exponent: i8 = next_exponent;
+    /// Answer: asynchronous window granted, in chunks.
+    window, set_window: u16 = window;
+    /// Request: root of a broadcast. Answer: the slowest rank, or with NON_FINITE the culprit.
+    rank, set_rank: u8 = rank;
+    /// Answer: rate-control gain.
+    gain, set_gain: i8 = gain;
+    /// Attempt of the contribution (request), of the result, or of the chunk contributed to.
+    attempt, set_attempt: u8 = attempt;
+    /// Request: operation and type. Answer: policy epoch.
+    operation_or_epoch, set_operation_or_epoch: u8 = operation_or_epoch;
+}
+
+impl Header {
+    /// `seq` as a serial number.
+    #[inline(always)]
+    #[must_use]
+    pub const fn seq(&self) -> Seq {
+        Seq(self.raw_seq())
+    }
+
+    /// `want` as a serial number.
+    #[inline(always)]
+    #[must_use]
+    pub const fn want(&self) -> Seq {
+        Seq(self.raw_want())
+    }
+
+    /// `flag` is set.
+    #[inline(always)]
+    #[must_use]
+    pub const fn has(&self, flag: u8) -> bool {
+        self.flags() & flag != 0
+    }
+
+    /// What a request says of its chunk.
+    #[inline(always)]
+    #[must_use]
+    pub const fn chunk(&self) -> Chunk {
+        Chunk {
+            operation_and_type: self.operation_or_epoch,
+            lanes: self.lanes(),
+            exponent: self.exponent(),
+            root: self.rank,
+        }
+    }
+
+    /// Sets magic, version and kind.
+    #[inline(always)]
+    pub const fn set_kind(&mut self, kind: Kind) {
+        self.magic = MAGIC.to_be_bytes();
+        self.version_and_kind = VERSION << 4 | kind as u8;
+    }
+
+    /// Bytes that follow the header by its own word.
+    #[inline(always)]
+    #[must_use]
+    pub const fn payload_bytes(&self) -> u32 {
+        if self.has(flags::PAYLOAD) { self.lanes() as u32 * 4 } else { 0 }
+    }
+}
+
+/// A request, as a worker builds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// DATA or PULL.
+    pub kind: Kind,
+    /// Bits of [`flags`].
+    pub flags: u8,
+    /// Job number.
+    pub job: u16,
+    /// Sending rank.
+    pub worker: u8,
+    /// Generation of the job.
+    pub generation: u32,
+    /// Chunk contributed to.
+    pub seq: Seq,
+    /// Result wished for.
+    pub want: Seq,
+    /// All results below have arrived.
+    pub ack: Seq,
+    /// All contributions below are acknowledged.
+    pub progress: Seq,
+    /// Opaque request number.
+    pub token: u32,
+    /// Contributors in the payload.
+    pub bitmap: u64,
+    /// Checksum with salt.
+    pub tag: u64,
+    /// What the ranks must agree on. With [`flags::PAYLOAD`], `lanes` lanes follow.
+    pub chunk: Chunk,
+    /// Exponent proposed for the chunk one window later.
+    pub next_exponent: i8,
+    /// Attempt of the contribution.
+    pub attempt: u8,
+}
+
+impl Request {
+    /// The header to send.
+    #[must_use]
+    pub fn encode(&self) -> Header {
+        let mut header = Header::zeroed();
+        header.set_kind(self.kind);
+        header.set_flags(self.flags);
+        header.set_job(self.job);
+        header.set_worker(self.worker);
+        header.set_generation(self.generation);
+        header.set_raw_seq(self.seq.0);
+        header.set_raw_want(self.want.0);
+        header.set_raw_ack(self.ack.0);
+        header.set_raw_progress(self.progress.0);
+        header.set_token(self.token);
+        header.set_bitmap(self.bitmap);
+        header.set_tag(self.tag);
+        header.set_lanes(self.chunk.lanes);
+        header.set_contributors(self.bitmap.count_ones() as u16);
+        header.set_exponent(self.chunk.exponent);
+        header.set_next_exponent(self.next_exponent);
+        header.set_rank(self.chunk.root);
+        header.set_attempt(self.attempt);
+        header.set_operation_or_epoch(self.chunk.operation_and_type);
+        header.seal();
+        header
+    }
+
+    /// Reads a request.
+    ///
+    /// # Errors
+    /// Why the header cannot be one.
+    pub fn decode(header: &Header) -> Result<Request, Refusal> {
+        header.check()?;
+        let kind = match header.kind() {
+            Some(kind @ (Kind::Data | Kind::Pull)) => kind,
+            _ => return Err(Refusal::BadKind),
+        };
+        Ok(Request {
+            kind,
+            flags: header.flags(),
+            job: header.job(),
+            worker: header.worker(),
+            generation: header.generation(),
+            seq: header.seq(),
+            want: header.want(),
+            ack: Seq(header.raw_ack()),
+            progress: Seq(header.raw_progress()),
+            token: header.token(),
+            bitmap: header.bitmap(),
+            tag: header.tag(),
+            chunk: header.chunk(),
+            next_exponent: header.next_exponent(),
+            attempt: header.attempt(),
+        })
+    }
+}
+
+/// The answer to a request, as a worker reads it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Job number.
+    pub job: u16,
+    /// Rank that is answered.
+    pub worker: u8,
+    /// Generation of the job.
+    pub generation: u32,
+    /// What became of the contribution to `seq`.
+    pub status: Status,
+    /// The request's chunk.
+    pub seq: Seq,
+    /// The request's number.
+    pub token: u32,
+    /// The request met congestion.
+    pub ecn_echo: bool,
+    /// Lowest progress in the job.
+    pub p_min: Seq,
+    /// Highest progress in the job.
+    pub p_max: Seq,
+    /// The slowest rank.
+    pub slowest: u8,
+    /// Asynchronous window granted, in chunks.
+    pub window: u16,
+    /// Rate-control gain.
+    pub gain: i8,
+    /// Policy epoch of the result's slot.
+    pub epoch: u8,
+    /// Attempt of the result, or of the slot of `seq` without one.
+    pub attempt: u8,
+    /// The result, or the state of affairs.
+    pub body: Body,
+}
+
+/// Second half of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Body {
+    /// The payload is a result.
+    Result {
+        /// Its chunk.
+        want: Seq,
+        /// Contributors.
+        bitmap: u64,
+        /// Checksum, with the salts of all contributors.
+        tag: u64,
+        /// Lanes in the payload; 0 for header-only chunks.
+        lanes: u16,
+        /// Scale of the payload.
+        exponent: i8,
+        /// Scale agreed for the chunk one window later.
+        next_exponent: i8,
+        /// The rank whose gradient was not finite, if any.
+        non_finite: Option<u8>,
+    },
+    /// No result.
+    Pending {
+        /// Lowest acknowledgement of the job's ranks.
+        min_ack: Seq,
+        /// Contributors so far in the slot of the wished-for chunk.
+        bitmap: u64,
+        /// A chunk that is being redone.
+        redo: Option<Redo>,
+    },
+}
+
+impl Answer {
+    /// Reads an answer.
+    ///
+    /// # Errors
+    /// Why the header cannot be one.
+    pub fn decode(header: &Header) -> Result<Answer, Refusal> {
+        header.check()?;
+        let (Some(Kind::Answer), Some(status)) = (header.kind(), Status::from_wire(header.status())) else {
+            return Err(Refusal::BadKind);
+        };
+        let body = if header.has(flags::RESULT) {
+            Body::Result {
+                want: header.want(),
+                bitmap: header.bitmap(),
+                tag: header.tag(),
+                lanes: if header.has(flags::PAYLOAD) { header.lanes() } else { 0 },
+                exponent: header.exponent(),
+                next_exponent: header.next_exponent(),
+                non_finite: header.has(flags::NON_FINITE).then_some(header.rank()),
+            }
+        } else {
+            Body::Pending {
+                min_ack: header.want(),
+                bitmap: header.bitmap(),
+                redo: header.has(flags::REDO).then(|| Redo::from_word(header.tag())),
+            }
+        };
+        Ok(Answer {
+            job: header.job(),
+            worker: header.worker(),
+            generation: header.generation(),
+            status,
+            seq: header.seq(),
+            token: header.token(),
+            ecn_echo: header.has(flags::ECN_ECHO),
+            p_min: Seq(header.raw_ack()),
+            p_max: Seq(header.raw_progress()),
+            slowest: header.rank(),
+            window: header.window(),
+            gain: header.gain(),
+            epoch: header.operation_or_epoch(),
+            attempt: header.attempt(),
+            body,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn request() -> impl Strategy<Value = Request> {
+        let ids = (any::<bool>(), any::<u8>(), any::<u16>(), any::<u8>(), any::<u32>());
+        let seqs = any::<[u32; 5]>();
+        let sums = (any::<u64>(), any::<u64>(), any::<(u8, u16, i8, u8)>(), any::<i8>(), any::<u8>());
+        (ids, seqs, sums).prop_map(|(ids, seqs, sums)| Request {
+            kind: if ids.0 { Kind::Data } else { Kind::Pull },
+            flags: ids.1,
+            job: ids.2,
+            worker: ids.3,
+            generation: ids.4,
+            seq: Seq(seqs[0]),
+            want: Seq(seqs[1]),
+            ack: Seq(seqs[2]),
+            progress: Seq(seqs[3]),
+            token: seqs[4],
+            bitmap: sums.0,
+            tag: sums.1,
+            chunk: Chunk {
+                operation_and_type: sums.2.0,
+                lanes: sums.2.1,
+                exponent: sums.2.2,
+                root: sums.2.3,
+            },
+            next_exponent: sums.3,
+            attempt: sums.4,
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn requests_round_trip(request in request()) {
+            prop_assert_eq!(Request::decode(&request.encode()), Ok(request));
+        }
+
+        #[test]
+        fn a_flipped_bit_is_refused(request in request(), bit in 0..512usize) {
+            let mut header = request.encode();
+            bytemuck::bytes_of_mut(&mut header)[bit / 8] ^= 1 << (bit % 8);
+            prop_assert!(Request::decode(&header).is_err());
+        }
+
+        #[test]
+        fn decoding_never_panics(bytes in any::<[[u8; 32]; 2]>()) {
+            let mut header: Header = bytemuck::cast(bytes);
+            let _ = (Request::decode(&header), Answer::decode(&header));
+            header.set_kind(Kind::Answer);
+            header.seal();
+            let _ = Answer::decode(&header);
+        }
+    }
+
+    /// Locks the byte offsets that docs/protocol.md states.
+    #[test]
+    fn layout() {
+        let mut header = Header::zeroed();
+        let mut expected = [0u8; HEADER_BYTES];
+        let mut at =
+            |offset: usize, bytes: &[u8]| expected[offset..offset + bytes.len()].copy_from_slice(bytes);
+        header.set_kind(Kind::Data);
+        at(0, &[0x50, 0x41, 0x11]);
+        header.set_flags(0x22);
+        at(3, &[0x22]);
+        header.set_job(0x0102);
+        at(4, &[1, 2]);
+        header.set_worker(3);
+        header.set_status(4);
+        at(6, &[3, 4]);
+        header.set_generation(0x05060708);
+        at(8, &[5, 6, 7, 8]);
+        header.set_raw_seq(0x11121314);
+        at(12, &[0x11, 0x12, 0x13, 0x14]);
+        header.set_raw_want(0x15161718);
+        at(16, &[0x15, 0x16, 0x17, 0x18]);
+        header.set_raw_ack(0x21222324);
+        at(20, &[0x21, 0x22, 0x23, 0x24]);
+        header.set_raw_progress(0x25262728);
+        at(24, &[0x25, 0x26, 0x27, 0x28]);
+        header.set_token(0x31323334);
+        at(28, &[0x31, 0x32, 0x33, 0x34]);
+        header.set_bitmap(0x4142434445464748);
+        at(32, &[0x41, 0x42, 0x43, 0x44, 0x45, 0x46, 0x47, 0x48]);
+        header.set_tag(0x5152535455565758);
+        at(40, &[0x51, 0x52, 0x53, 0x54, 0x55, 0x56, 0x57, 0x58]);
+        header.set_lanes(0x6162);
+        header.set_contributors(0x6364);
+        at(48, &[0x61, 0x62, 0x63, 0x64]);
+        header.set_exponent(-1);
+        header.set_next_exponent(2);
+        header.set_window(0x7172);
+        at(52, &[0xFF, 2, 0x71, 0x72]);
+        header.set_rank(0x81);
+        header.set_gain(-2);
+        header.set_attempt(0x83);
+        header.set_operation_or_epoch(0x84);
+        at(56, &[0x81, 0xFE, 0x83, 0x84]);
+        assert_eq!(header.as_bytes(), &expected);
+    }
+}

@@ -1,0 +1,77 @@
+//! `cargo xtask ci`: what CI runs, in CI's order, each step named and timed.
+
+use std::process::{ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use crate::launch;
+use crate::machine::Need;
+use crate::objects;
+use crate::process;
+use crate::setup;
+use crate::testing;
+use crate::workspace::{Profile, Workspace};
+
+/// A step's name and what it does.
+type Step = (&'static str, fn(&Workspace) -> Result<()>);
+
+/// Everything before the tests.
+const STEPS: [Step; 6] = [
+    ("setup", |workspace| setup::ensure(workspace, Need::Tests).map(drop)),
+    ("format", |workspace| {
+        process::run(workspace.cargo("fmt").args(["--all", "--check"]), "`cargo fmt --all` puts it right.")
+    }),
+    ("build", |workspace| objects::build_all(workspace, Profile::Debug)),
+    ("clippy", |workspace| {
+        let mut command = workspace.cargo("clippy");
+        command.args(["--workspace", "--all-targets", "--", "-D", "warnings"]);
+        process::run(&mut command, "Put right what it names above.")
+    }),
+    ("rustdoc", |workspace| {
+        let mut command = workspace.cargo("doc");
+        // The eBPF crate's binary has the same name as the program, and so would their pages.
+        command
+            .args(["--no-deps", "--workspace", "--exclude", "paatp-ebpf"])
+            .env("RUSTDOCFLAGS", "-Dwarnings");
+        process::run(&mut command, "Put right what it names above.")
+    }),
+    ("verify", |workspace| {
+        let mut command = launch::prepare(workspace, "verify")?;
+        process::run(command.stdin(Stdio::null()), "`cargo xtask verify` repeats this step alone.")
+    }),
+];
+
+/// Runs all steps up to the first that fails; the tests' sum is the last line.
+pub fn run(workspace: &Workspace) -> Result<ExitCode> {
+    let mut times: Vec<(&str, Duration)> = Vec::new();
+    for (name, step) in STEPS {
+        timed(name, &mut times, || step(workspace))?;
+    }
+    let outcome = timed("test", &mut times, || testing::run(workspace, &[]))?;
+    for (name, time) in &times {
+        println!("{name:>8} {:7.1} s", time.as_secs_f64());
+    }
+    outcome.conclude()
+}
+
+/// Runs one step between two lines that name it.
+fn timed<T>(
+    name: &'static str,
+    times: &mut Vec<(&'static str, Duration)>,
+    step: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let number = times.len() + 1;
+    let of = STEPS.len() + 1;
+    println!("==> [{number}/{of}] {name}");
+    let start = Instant::now();
+    let result = step().with_context(|| format!("step {number} of {of}, {name}, failed"));
+    let time = start.elapsed();
+    println!(
+        "<== [{number}/{of}] {name}: {} in {:.1} s",
+        if result.is_ok() { "done" } else { "FAILED" },
+        time.as_secs_f64()
+    );
+    times.push((name, time));
+    result
+}

@@ -1,0 +1,81 @@
+//! Holds the two portable crates to their promise: no standard library, few dependencies.
+
+use std::fs;
+
+use anyhow::{Context, Result, bail};
+
+use crate::process;
+use crate::setup::Toolchain;
+use crate::workspace::Workspace;
+
+/// The crates that must compile where there is no operating system.
+const PORTABLE: [&str; 2] = ["paatp-common", "paatp-transport"];
+/// All that `paatp-transport` may link.
+const ALLOWED: [&str; 7] =
+    ["paatp-transport", "paatp-common", "bytemuck", "cfg-if", "half", "thiserror", "zerocopy"];
+/// How a portable crate's `lib.rs` declares itself.
+const DECLARATIONS: [&str; 2] = ["#![no_std]", "#![cfg_attr(not(test), no_std)]"];
+
+/// Checks declarations and dependencies, and type-checks both crates for the BPF target, which has
+/// `core` and `alloc` but no `std`.
+pub fn check(workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
+    for package in PORTABLE {
+        let path = workspace.root.join(package).join("src/lib.rs");
+        let source = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        if !declares_no_std(&source) {
+            bail!("{} does not say {}: it must not need std", path.display(), DECLARATIONS.join(" or "));
+        }
+    }
+    let mut tree = workspace.cargo("tree");
+    tree.args(["-p", "paatp-transport", "-e", "normal,no-proc-macro", "--prefix", "none", "--format", "{p}"]);
+    let tree = process::must_output(&mut tree, "Its messages above say why.")?;
+    let strangers = strangers(&tree);
+    if !strangers.is_empty() {
+        bail!(
+            "paatp-transport depends on {}: it may link only {}. Drop the dependency, or extend ALLOWED in \
+             xtask/src/purity.rs if it is worth it",
+            strangers.join(", "),
+            ALLOWED.join(", ")
+        );
+    }
+    let mut command = toolchain.cargo(workspace, "check", "core,alloc");
+    for package in PORTABLE {
+        command.args(["-p", package]);
+    }
+    process::run(&mut command, "These crates must compile without std: use core and alloc only.")
+}
+
+/// Whether one of a file's lines is the declaration.
+fn declares_no_std(source: &str) -> bool {
+    source.lines().any(|line| DECLARATIONS.contains(&line.trim()))
+}
+
+/// The packages in the output of `cargo tree` that are not allowed, each once.
+fn strangers(tree: &str) -> Vec<&str> {
+    let mut names: Vec<_> = tree
+        .lines()
+        .filter_map(|line| line.split_whitespace().next())
+        .filter(|name| !ALLOWED.contains(name))
+        .collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_the_declaration() {
+        assert!(declares_no_std("//! A crate.\n#![no_std]\n"));
+        assert!(declares_no_std("#![cfg_attr(not(test), no_std)]"));
+        assert!(!declares_no_std("// #![no_std]\nuse std::fs;\n"));
+    }
+
+    #[test]
+    fn finds_strangers_once() {
+        let tree = "paatp-transport v0.1.0 (path)\ntokio v1.0.0\nhalf v2.7.0\ntokio v1.0.0 (*)\n";
+        assert_eq!(strangers(tree), ["tokio"]);
+    }
+}
