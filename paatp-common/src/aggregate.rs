@@ -6,8 +6,7 @@
 
 use crate::counter::{Event, Refusal};
 use crate::job::{Address, JobEntry, RankEntry};
-use crate::lanes;
-use crate::limits::{MAX_JOBS, MAX_RANKS};
+use crate::limits::{LANES_PER_BLOCK, MAX_JOBS, MAX_RANKS};
 use crate::progress::{Members, Progress};
 use crate::seq::Seq;
 use crate::slot::{self, Contribution, Decision, Lanes, Rules, Slot};
@@ -23,10 +22,14 @@ pub trait Machine {
 
     /// The entry of a job; `number` is below [`MAX_JOBS`].
     fn job(&self, number: u16) -> Option<&JobEntry>;
+    /// The job's rules, read anew: what was read before the lock may be over (protocol-rules F11).
+    fn rules(&self, number: u16) -> Option<Rules>;
     /// The entry of a rank; `rank` is below [`MAX_RANKS`].
     fn rank(&self, number: u16, rank: u8) -> Option<&RankEntry>;
     /// The progress of a job.
     fn progress(&self, number: u16) -> Option<&Progress>;
+    /// [`Progress::recompute`], in whatever way the machine loops.
+    fn recompute(&mut self, number: u16, members: Members);
     /// A slot by its index in the node's table.
     fn slot(&self, index: u32) -> Option<Self::SlotRef>;
     /// A slot's header. To change it, hold the lock.
@@ -35,10 +38,22 @@ pub trait Machine {
     fn lock(&mut self, slot: Self::SlotRef) -> bool;
     /// Gives the lock back.
     fn unlock(&mut self, slot: Self::SlotRef);
+    /// Counts by [`Refusal::counter`] or [`Event::counter`].
+    fn count(&mut self, counter: u32);
+    /// The same number. The kernel's verifier must not know that: it walks what follows once for each value that it
+    /// knows on some way there, and the number of ways multiplies.
+    fn forget(&self, value: u32) -> u32;
+
     /// Counts a refusal.
-    fn refuse(&mut self, refusal: Refusal);
+    #[inline(always)]
+    fn refuse(&mut self, refusal: Refusal) {
+        self.count(refusal.counter());
+    }
     /// Counts an event.
-    fn note(&mut self, event: Event);
+    #[inline(always)]
+    fn note(&mut self, event: Event) {
+        self.count(event.counter());
+    }
 
     /// Writes the payload to the slot's lanes; returns its tag.
     fn store(&mut self, slot: Self::SlotRef, blocks: u32) -> Option<u64>;
@@ -77,32 +92,79 @@ pub enum Outcome {
     },
 }
 
-/// A request that may touch the job's state.
+/// A request that may touch the job's state. No more than its names: the kernel has 512 bytes of stack, and what can be
+/// looked up or read from the header again is not kept there.
+#[derive(Clone, Copy)]
 struct Admitted {
-    job_number: u16,
-    members: Members,
-    rules: Rules,
-    first_slot: u32,
-    slots: u32,
-    window: u16,
-    gain: i8,
-    key: u64,
+    number: u16,
     rank: u8,
 }
 
-impl Admitted {
+/// The slot that a chunk has in a job's ring.
+#[inline(always)]
+fn slot_index(job: &JobEntry, seq: Seq) -> u32 {
+    job.first_slot.wrapping_add(seq.0 & job.slots.wrapping_sub(1))
+}
+
+/// Whose progress counts in a job.
+#[inline(always)]
+fn members(job: &JobEntry) -> Members {
+    Members { generation: job.generation, expected: job.expected }
+}
+
+/// What became of a contribution: the status that tells of it, the counter that counts it, and whether the payload
+/// was checked on the way. One number, so that [`Machine::forget`] can make the kernel's verifier forget which it is.
+#[derive(Clone, Copy)]
+struct Fate(u32);
+
+impl Fate {
+    /// There was none: the request is a PULL.
+    const ABSENT: Fate = Fate::new(Status::NotYet, Event::Pulls.counter(), false);
+    /// It is in its slot now.
+    const TAKEN: Fate = Fate::new(Status::Ok, Event::Contributions.counter(), true);
+    /// It was in its slot before.
+    const DUPLICATE: Fate = Fate::new(Status::Ok, Event::Duplicates.counter(), false);
+    /// The slot was completed without it.
+    const LATE: Fate = Fate::new(Status::NotIncluded, Event::Late.counter(), false);
+
+    const fn new(status: Status, counter: u32, checked: bool) -> Fate {
+        Fate(status as u32 | counter << 8 | (checked as u32) << 16)
+    }
+
     #[inline(always)]
-    fn slot_index(&self, seq: Seq) -> u32 {
-        self.first_slot.wrapping_add(seq.0 & self.slots.wrapping_sub(1))
+    const fn refused(refusal: Refusal) -> Fate {
+        let status = match refusal {
+            Refusal::Ahead => Status::Busy,
+            Refusal::Behind => Status::Stale,
+            Refusal::OldAttempt | Refusal::FarAttempt => Status::OldAttempt,
+            Refusal::OldGeneration => Status::Rejoin,
+            Refusal::BadTag => Status::BadTag,
+            _ => Status::Aborted,
+        };
+        Fate::new(status, refusal.counter(), matches!(refusal, Refusal::BadTag))
+    }
+
+    #[inline(always)]
+    const fn status(self) -> u8 {
+        self.0 as u8
+    }
+
+    #[inline(always)]
+    const fn counter(self) -> u32 {
+        self.0 >> 8 & 0xFF
+    }
+
+    #[inline(always)]
+    const fn was_checked(self) -> bool {
+        self.0 >> 16 & 1 == 1
     }
 }
 
-/// What became of a contribution.
+/// [`Fate`] of a contribution, and its slot afterwards.
+#[derive(Clone, Copy)]
 struct Received {
-    status: Status,
-    /// Attempt that the slot of `seq` is at; with [`Status::Aborted`] the number of the refusal.
+    fate: Fate,
     attempt: u8,
-    /// Contributors in the slot of `seq`: with [`Status::Aborted`], those that the sender disagrees with.
     bits: u64,
 }
 
@@ -157,28 +219,13 @@ fn admit<M: Machine>(machine: &mut M, header: &Header, arrival: Arrival) -> Resu
         return Err(Refusal::LengthMismatch);
     }
     let lanes = header.lanes();
-    if lanes as usize % crate::limits::LANES_PER_BLOCK != 0
+    if !(lanes as usize).is_multiple_of(LANES_PER_BLOCK)
         || lanes > job.lanes
         || (header.has(flags::PAYLOAD) && lanes == 0)
     {
         return Err(Refusal::BadLanes);
     }
-    Ok(Admitted {
-        job_number: number,
-        members: Members { generation: job.generation, expected: job.expected },
-        rules: Rules {
-            generation: job.generation,
-            expected: job.expected,
-            quorum: job.quorum,
-            epoch: job.epoch,
-        },
-        first_slot: job.first_slot,
-        slots: job.slots,
-        window: job.window,
-        gain: job.gain,
-        key: entry.key,
-        rank,
-    })
+    Ok(Admitted { number, rank })
 }
 
 /// Records progress, takes the contribution, answers the wish.
@@ -188,41 +235,62 @@ fn serve<M: Machine>(machine: &mut M, header: &mut Header, arrival: Arrival, who
     if arrival.congested {
         machine.note(Event::EcnMarks);
     }
-    let Some(progress) = machine.progress(who.job_number) else {
+    let is_pull = header.kind() == Some(Kind::Pull);
+    let Some(min_ack) = record(machine, header, who, is_pull) else {
         return Outcome::Drop(Refusal::UnknownJob);
     };
-    // Before anything can refuse the payload: the sender's own ack may be the missing one (protocol-rules F14).
-    let min_ack = progress.acks.record(who.members, who.rank as usize, Seq(header.raw_ack()), who.slots);
-    progress.contributed(who.members, who.rank as usize, Seq(header.raw_progress()), who.slots);
-
-    let received = if header.kind() == Some(Kind::Data) {
-        match receive(machine, header, who, min_ack) {
+    let mut salt = 0;
+    let mut received = Received { fate: Fate::ABSENT, attempt: 0, bits: 0 };
+    if !is_pull {
+        let Some(own) = salt_of(machine, header, who) else { return Outcome::Drop(Refusal::UnknownWorker) };
+        salt = own;
+        received = match receive(machine, header, who, min_ack, salt) {
             Ok(received) => received,
             Err(refusal) => {
                 machine.refuse(refusal);
                 return Outcome::Drop(refusal);
             }
-        }
-    } else {
-        machine.note(Event::Pulls);
-        // Padding is checked like a contribution: a flipped bit tells of a bad link, whatever it hit.
-        if !payload_is_sound(machine, header, 0) {
-            machine.refuse(Refusal::BadTag);
-        }
-        Received { status: Status::NotYet, attempt: 0, bits: 0 }
-    };
-    answer(machine, header, arrival, who, received)
+        };
+    }
+    received.fate = Fate(machine.forget(received.fate.0));
+    machine.count(received.fate.counter());
+    let is_sound = received.fate.was_checked() || payload_is_sound(machine, header, salt);
+    if !is_sound {
+        machine.refuse(Refusal::BadTag);
+    }
+    let status = if is_sound || is_pull { received.fate.status() } else { Status::BadTag as u8 };
+    let status = machine.forget(status as u32) as u8;
+    answer(machine, header, arrival, who, received, status)
 }
 
-/// The payload's tag is the header's, less the salt. True without a payload.
+/// The payload's tag is right. Whatever was not taken has its payload checked all the same, a PULL's padding too: a
+/// flipped bit tells of a bad link, whatever it hit.
 #[inline(always)]
 fn payload_is_sound<M: Machine>(machine: &mut M, header: &Header, salt: u64) -> bool {
-    match lanes::blocks_of(header.lanes()) {
-        Some(blocks) if header.has(flags::PAYLOAD) => {
-            machine.verify(blocks).is_some_and(|t| t.wrapping_add(salt) == header.tag())
-        }
-        _ => header.tag() == salt,
+    let n = blocks(machine, header.lanes());
+    let found = if header.has(flags::PAYLOAD) { machine.verify(n) } else { Some(0) };
+    found.is_some_and(|tag| tag.wrapping_add(salt) == header.tag())
+}
+
+/// Takes in what the request says of its sender's progress; returns min_ack. Before anything can refuse the payload:
+/// the sender's own ack may be the missing one (protocol-rules F14).
+#[inline(always)]
+fn record<M: Machine>(machine: &mut M, header: &Header, who: &Admitted, is_pull: bool) -> Option<Seq> {
+    let (job, progress) = (machine.job(who.number)?, machine.progress(who.number)?);
+    let (members, slots) = (members(job), job.slots);
+    let (ack, contributed) = (Seq(header.raw_ack()), Seq(header.raw_progress()));
+    let moved = progress.record(members.generation, who.rank as usize, ack, contributed, slots);
+    let ahead = header.seq().since(progress.acks.floor(members.generation)) >= slots;
+    if moved | is_pull | ahead {
+        machine.recompute(who.number, members);
     }
+    machine.progress(who.number).map(|progress| progress.acks.floor(members.generation))
+}
+
+/// The salt that a contribution's tag must carry.
+#[inline(always)]
+fn salt_of<M: Machine>(machine: &M, header: &Header, who: &Admitted) -> Option<u64> {
+    machine.rank(who.number, who.rank).map(|entry| tag::salt(entry.key, header.seq(), header.chunk()))
 }
 
 /// Takes a contribution, or says why not. `Err` is for what is dropped without an answer.
@@ -232,8 +300,44 @@ fn receive<M: Machine>(
     header: &Header,
     who: &Admitted,
     min_ack: Seq,
+    salt: u64,
 ) -> Result<Received, Refusal> {
-    let contribution = Contribution {
+    let seq = header.seq();
+    if header.bitmap() != 1 << who.rank {
+        // Partial sums come from switches and lower levels, which this version has none of.
+        return Err(Refusal::Conflict);
+    }
+    let job = machine.job(who.number).ok_or(Refusal::UnknownJob)?;
+    // The window test of protocol-rules F13.
+    if seq.since(min_ack) >= job.slots {
+        let refusal = if seq.is_before(min_ack) { Refusal::Behind } else { Refusal::Ahead };
+        return Ok(Received { fate: Fate::refused(refusal), attempt: 0, bits: 0 });
+    }
+    let slot = machine.slot(slot_index(job, seq)).ok_or(Refusal::UnknownJob)?;
+    if !machine.lock(slot) {
+        return Err(Refusal::LockBusy);
+    }
+    let rules = machine.rules(who.number).unwrap_or(Rules::NONE);
+    let fate = contribute(machine, header, rules, who.rank, slot, salt);
+    let fate = Fate(machine.forget(fate.0));
+    let rules = machine.rules(who.number).unwrap_or(Rules::NONE);
+    let state = machine.state(slot);
+    let completed = state.settle(rules);
+    let (attempt, bits, complete) = (state.attempt, state.bits, state.is_complete());
+    machine.unlock(slot);
+    if completed {
+        machine.note(Event::Completions);
+    }
+    if attempt > 0 {
+        track_redo(machine, who, header.generation(), Redo { seq, attempt }, complete);
+    }
+    Ok(Received { fate, attempt, bits })
+}
+
+/// What a DATA packet says of its contribution.
+#[inline(always)]
+fn contribution(header: &Header, rank: u8) -> Contribution {
+    Contribution {
         generation: header.generation(),
         seq: header.seq(),
         bits: header.bitmap(),
@@ -241,53 +345,9 @@ fn receive<M: Machine>(
         chunk: header.chunk(),
         next_exponent: header.next_exponent(),
         has_payload: header.has(flags::PAYLOAD),
-        rank: who.rank,
+        rank,
         non_finite: header.has(flags::NON_FINITE),
-    };
-    if contribution.bits != 1 << who.rank {
-        // Partial sums come from switches and lower levels, which this version has none of.
-        return Err(Refusal::Conflict);
     }
-    let salt = tag::salt(who.key, contribution.seq, contribution.chunk);
-    if let Err(refusal) = within_ring(machine, who, contribution.seq, min_ack) {
-        return Ok(not_taken(machine, header, salt, refusal));
-    }
-    let slot = machine.slot(who.slot_index(contribution.seq)).ok_or(Refusal::UnknownJob)?;
-    if !machine.lock(slot) {
-        return Err(Refusal::LockBusy);
-    }
-    let taken = contribute(machine, header, who, slot, &contribution, salt);
-    let state = machine.state(slot);
-    let completed = state.settle(who.rules);
-    let (attempt, bits, complete) = (state.attempt, state.bits, state.is_complete());
-    machine.unlock(slot);
-    if completed {
-        machine.note(Event::Completions);
-    }
-    if attempt > 0 {
-        track_redo(machine, who, Redo { seq: contribution.seq, attempt }, complete);
-    }
-    Ok(match taken {
-        Ok(status) => Received { status, attempt, bits },
-        Err(refusal) => {
-            let refused = not_taken(machine, header, salt, refusal);
-            let attempt = if refused.status == Status::Aborted { refused.attempt } else { attempt };
-            Received { status: refused.status, attempt, bits }
-        }
-    })
-}
-
-/// The window test of protocol-rules F13: `seq − min_ack < S`.
-#[inline(always)]
-fn within_ring<M: Machine>(machine: &M, who: &Admitted, seq: Seq, min_ack: Seq) -> Result<(), Refusal> {
-    if seq.since(min_ack) < who.slots {
-        return Ok(());
-    }
-    if seq.is_before(min_ack) {
-        return Err(Refusal::Behind);
-    }
-    let progress = machine.progress(who.job_number).ok_or(Refusal::UnknownJob)?;
-    if seq.since(progress.acks.recompute(who.members)) < who.slots { Ok(()) } else { Err(Refusal::Ahead) }
 }
 
 /// Under the slot's lock: decides, combines the lanes, commits or undoes.
@@ -295,114 +355,87 @@ fn within_ring<M: Machine>(machine: &M, who: &Admitted, seq: Seq, min_ack: Seq) 
 fn contribute<M: Machine>(
     machine: &mut M,
     header: &Header,
-    who: &Admitted,
+    rules: Rules,
+    rank: u8,
     slot: M::SlotRef,
-    contribution: &Contribution,
     salt: u64,
-) -> Result<Status, Refusal> {
-    let (begin, lanes) = match slot::decide(machine.state(slot), who.rules, contribution) {
+) -> Fate {
+    let contribution = contribution(header, rank);
+    let (begin, lanes) = match slot::decide(machine.state(slot), rules, &contribution) {
         Decision::Contribute { begin, lanes } => (begin, lanes),
-        Decision::Duplicate => {
-            machine.note(Event::Duplicates);
-            return if payload_is_sound(machine, header, salt) {
-                Ok(Status::Ok)
-            } else {
-                Err(Refusal::BadTag)
-            };
-        }
-        Decision::Late => {
-            machine.note(Event::Late);
-            return if payload_is_sound(machine, header, salt) {
-                Ok(Status::NotIncluded)
-            } else {
-                Err(Refusal::BadTag)
-            };
-        }
-        Decision::Refuse(refusal) => return Err(refusal),
+        Decision::Duplicate => return Fate::DUPLICATE,
+        Decision::Late => return Fate::LATE,
+        Decision::Refuse(refusal) => return Fate::refused(refusal),
     };
-    machine.state(slot).begin(begin, who.rules, contribution);
-    let gained = combine(machine, header, slot, contribution, lanes, salt)?;
-    machine.state(slot).commit(contribution, gained);
-    machine.note(Event::Contributions);
-    if contribution.non_finite {
-        machine.note(Event::NonFinite);
-    }
     if begin == slot::Begin::Redo {
         machine.note(Event::Redos);
     }
-    Ok(Status::Ok)
+    machine.state(slot).begin(begin, rules, &contribution);
+    let lanes = machine.forget(lanes as u32);
+    let Some(gained) = combine(machine, header, slot, lanes, salt) else {
+        return Fate::refused(Refusal::BadTag);
+    };
+    // Read again: the pass needs the registers.
+    machine.state(slot).commit(&self::contribution(header, rank), gained);
+    if header.has(flags::NON_FINITE) {
+        machine.note(Event::NonFinite);
+    }
+    Fate::TAKEN
 }
 
-/// Combines the payload with the slot's lanes, checking it in the same pass; a bad one is undone. Returns what the
-/// contribution adds to the slot's tag.
+/// Blocks of a payload. Forgotten before each pass: after a pass the verifier knows the number on each of its ways out,
+/// and would walk the next pass once for each.
+#[inline(always)]
+fn blocks<M: Machine>(machine: &M, lanes: u16) -> u32 {
+    machine.forget(u32::from(lanes)) / LANES_PER_BLOCK as u32
+}
+
+/// Combines the payload with the slot's lanes as told by `lanes`, a [`Lanes`], checking it in the same pass; a bad one
+/// is undone. Returns what the contribution adds to the slot's tag, or `None` for a bad payload.
 #[inline(always)]
 fn combine<M: Machine>(
     machine: &mut M,
     header: &Header,
     slot: M::SlotRef,
-    contribution: &Contribution,
-    lanes: Lanes,
+    lanes: u32,
     salt: u64,
-) -> Result<u64, Refusal> {
-    let claimed = header.tag();
-    let expected = claimed.wrapping_sub(salt);
-    let blocks = lanes::blocks_of(contribution.chunk.lanes).unwrap_or(0);
-    match lanes {
-        Lanes::Untouched if expected == 0 => Ok(claimed),
-        Lanes::Untouched => Err(Refusal::BadTag),
-        Lanes::Store => {
-            let found = machine.store(slot, blocks);
-            machine.note(Event::Stores);
-            if found == Some(expected) { Ok(claimed) } else { Err(Refusal::BadTag) }
+) -> Option<u64> {
+    let sound = |tag: Option<u64>| tag.is_some_and(|tag| tag.wrapping_add(salt) == header.tag());
+    let n = blocks(machine, header.lanes());
+    if lanes == Lanes::Add as u32 {
+        machine.note(Event::Adds);
+        if sound(machine.add(slot, n)) {
+            return Some(header.tag());
         }
-        Lanes::Add => {
-            if machine.add(slot, blocks) == Some(expected) {
-                machine.note(Event::Adds);
-                return Ok(claimed);
-            }
-            machine.subtract(slot, blocks);
-            Err(Refusal::BadTag)
+        let n = blocks(machine, header.lanes());
+        machine.subtract(slot, n);
+        None
+    } else if lanes == Lanes::Store as u32 {
+        machine.note(Event::Stores);
+        sound(machine.store(slot, n)).then(|| header.tag())
+    } else if lanes == Lanes::Maximum as u32 {
+        // A maximum cannot be undone, so the payload is checked before.
+        if !sound(machine.verify(n)) {
+            return None;
         }
-        Lanes::Maximum => {
-            // A maximum cannot be undone, so the payload is checked before.
-            if machine.verify(blocks) != Some(expected) {
-                return Err(Refusal::BadTag);
-            }
-            machine.note(Event::Adds);
-            let (before, after) = machine.maximum(slot, blocks).ok_or(Refusal::BadLanes)?;
-            // By difference: damage to the slot's memory stays visible in its tag.
-            Ok(after.wrapping_sub(before).wrapping_add(salt))
-        }
+        machine.note(Event::Adds);
+        let n = blocks(machine, header.lanes());
+        let (before, after) = machine.maximum(slot, n)?;
+        // By difference: damage to the slot's memory stays visible in its tag.
+        Some(after.wrapping_sub(before).wrapping_add(salt))
+    } else {
+        sound(Some(0)).then(|| header.tag())
     }
-}
-
-/// A contribution that was not taken: counts why, and whether its payload was damaged as well.
-#[inline(always)]
-fn not_taken<M: Machine>(machine: &mut M, header: &Header, salt: u64, refusal: Refusal) -> Received {
-    machine.refuse(refusal);
-    if refusal != Refusal::BadTag && !payload_is_sound(machine, header, salt) {
-        machine.refuse(Refusal::BadTag);
-    }
-    let status = match refusal {
-        Refusal::Ahead => Status::Busy,
-        Refusal::Behind => Status::Stale,
-        Refusal::OldAttempt | Refusal::FarAttempt => Status::OldAttempt,
-        Refusal::OldGeneration => Status::Rejoin,
-        Refusal::Conflict => Status::Conflict,
-        Refusal::BadTag => Status::BadTag,
-        _ => Status::Aborted,
-    };
-    Received { status, attempt: refusal as u8, bits: 0 }
 }
 
 /// Keeps the announcement of open redos true.
 #[inline(always)]
-fn track_redo<M: Machine>(machine: &M, who: &Admitted, redo: Redo, complete: bool) {
-    if let Some(progress) = machine.progress(who.job_number) {
+fn track_redo<M: Machine>(machine: &M, who: &Admitted, generation: u32, redo: Redo, complete: bool) {
+    if let Some(progress) = machine.progress(who.number) {
         if complete {
-            progress.withdraw(who.members.generation, redo.seq);
+            progress.withdraw(generation, redo.seq);
         } else {
-            progress.announce(who.members.generation, redo);
+            progress.announce(generation, redo);
         }
     }
 }
@@ -425,48 +458,52 @@ fn answer<M: Machine>(
     arrival: Arrival,
     who: &Admitted,
     received: Received,
+    status: u8,
 ) -> Outcome {
     let want = header.want();
-    let (is_pull, room) = (header.kind() == Some(Kind::Pull), arrival.payload_bytes);
-    let generation = who.members.generation;
+    let is_pull = machine.forget((header.kind() == Some(Kind::Pull)) as u32) != 0;
+    let is_aborted = status == Status::Aborted as u8;
+    let generation = header.generation();
     header.set_kind(Kind::Answer);
-    header.set_flags(if arrival.congested { flags::ECN_ECHO } else { 0 });
-    header.set_status(received.status as u8);
-    header.set_attempt(received.attempt);
-    header.set_window(who.window);
-    header.set_gain(who.gain);
-    header.set_operation_or_epoch(who.rules.epoch);
-
-    if let Some(progress) = machine.progress(who.job_number) {
+    header.set_flags(machine.forget(if arrival.congested { flags::ECN_ECHO } else { 0 } as u32) as u8);
+    header.set_status(status);
+    header.set_attempt(if is_aborted { received.fate.counter() as u8 } else { received.attempt });
+    if let Some(job) = machine.job(who.number) {
+        header.set_window(job.window);
+        header.set_gain(job.gain);
+        header.set_operation_or_epoch(job.epoch);
+    }
+    if let Some(progress) = machine.progress(who.number) {
         stamp_progress(header, progress, generation);
     }
     let mut bitmap = 0;
-    if let Some(slot) = look_up(machine, who, want) {
+    if let Some(slot) = look_up(machine, who, generation, want) {
         let state = *machine.state(slot);
-        if state.is_complete() {
-            if let Some(payload) = hand_out(machine, header, slot, state, generation, want, room) {
-                if is_pull {
-                    header.set_status(Status::Ok as u8);
-                }
-                return Outcome::Answer { payload };
+        let handed_out = if state.is_complete() {
+            hand_out(machine, header, slot, state, generation, want, arrival.payload_bytes)
+        } else {
+            None
+        };
+        if let Some(payload) = handed_out {
+            if is_pull {
+                header.set_status(Status::Ok as u8);
             }
+            return Outcome::Answer { payload };
         }
         bitmap = state.bits;
         if is_pull {
             header.set_attempt(state.attempt);
         }
     }
-    if let Some(progress) = machine.progress(who.job_number) {
-        progress.contributed.recompute(who.members);
-        header.set_raw_want(progress.acks.recompute(who.members).0);
-        stamp_progress(header, progress, generation);
+    if let Some(progress) = machine.progress(who.number) {
+        header.set_raw_want(progress.acks.floor(generation).0);
         let redo = progress.redo(generation);
         header.set_tag(redo.map_or(0, Redo::to_word));
         if redo.is_some() {
             header.set_flags(header.flags() | flags::REDO);
         }
     }
-    header.set_bitmap(if received.status == Status::Aborted { received.bits } else { bitmap });
+    header.set_bitmap(if is_aborted { received.bits } else { bitmap });
     header.set_lanes(0);
     Outcome::Answer { payload: false }
 }
@@ -480,17 +517,19 @@ fn stamp_progress(header: &mut Header, progress: &Progress, generation: u32) {
 
 /// The slot of `want`, if it holds that chunk. Completes it if the rules have come to allow it (protocol-rules F10).
 #[inline(always)]
-fn look_up<M: Machine>(machine: &mut M, who: &Admitted, want: Seq) -> Option<M::SlotRef> {
-    let slot = machine.slot(who.slot_index(want))?;
+fn look_up<M: Machine>(machine: &mut M, who: &Admitted, generation: u32, want: Seq) -> Option<M::SlotRef> {
+    let slot = machine.slot(slot_index(machine.job(who.number)?, want))?;
     let state = machine.state(slot);
-    if !state.holds(who.members.generation, want) {
+    if !state.holds(generation, want) {
         return None;
     }
     if !state.is_complete() {
-        let (due, attempt) = (state.is_due(who.rules), state.attempt);
+        let attempt = state.attempt;
+        let due = machine.rules(who.number).is_some_and(|rules| machine.state(slot).is_due(rules));
         if due && machine.lock(slot) {
+            let rules = machine.rules(who.number).unwrap_or(Rules::NONE);
             let state = machine.state(slot);
-            let completed = state.holds(who.members.generation, want) && state.settle(who.rules);
+            let completed = state.holds(rules.generation, want) && state.settle(rules);
             machine.unlock(slot);
             if completed {
                 machine.note(Event::Completions);
@@ -498,7 +537,7 @@ fn look_up<M: Machine>(machine: &mut M, who: &Admitted, want: Seq) -> Option<M::
         }
         if attempt > 0 {
             let complete = machine.state(slot).is_complete();
-            track_redo(machine, who, Redo { seq: want, attempt }, complete);
+            track_redo(machine, who, generation, Redo { seq: want, attempt }, complete);
         }
     }
     Some(slot)
@@ -523,7 +562,8 @@ fn hand_out<M: Machine>(
         if u32::from(chunk.lanes) * 4 != room {
             return None;
         }
-        machine.emit(slot, lanes::blocks_of(chunk.lanes)?)?;
+        let blocks = blocks(machine, chunk.lanes);
+        machine.emit(slot, blocks)?;
         let now = machine.state(slot);
         if !now.holds(generation, want) || !now.is_complete() || now.attempt != state.attempt {
             return None;

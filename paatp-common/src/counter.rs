@@ -82,6 +82,24 @@ counters! {
     }
 }
 
+impl Refusal {
+    /// Index among all counters.
+    #[inline(always)]
+    #[must_use]
+    pub const fn counter(self) -> u32 {
+        self as u32
+    }
+}
+
+impl Event {
+    /// Index among all counters.
+    #[inline(always)]
+    #[must_use]
+    pub const fn counter(self) -> u32 {
+        Refusal::COUNT as u32 + self as u32
+    }
+}
+
 /// Number of counters of one CPU.
 pub const COUNTERS: usize = Refusal::COUNT + Event::COUNT;
 
@@ -119,6 +137,15 @@ impl Counters {
         self.events[event as usize] = self.events[event as usize].wrapping_add(1);
     }
 
+    /// Adds one to the counter with this index; nothing beyond the last.
+    #[inline(always)]
+    pub fn count(&mut self, counter: u32) {
+        let all: &mut [u64; COUNTERS] = bytemuck::cast_mut(self);
+        if let Some(count) = all.get_mut(counter as usize) {
+            *count = count.wrapping_add(1);
+        }
+    }
+
     /// How often `refusal` happened.
     #[must_use]
     pub const fn refused(&self, refusal: Refusal) -> u64 {
@@ -154,6 +181,6 @@ mod tests {
         let unique: std::collections::BTreeSet<_> = names.iter().map(|n| n.0).collect();
         assert_eq!(unique.len(), names.len());
         assert!(names.iter().all(|n| n.1.ends_with(['.', ')'])));
-        assert_eq!(core::mem::size_of::<Counters>(), COUNTERS * 8);
+        assert_eq!(size_of::<Counters>(), COUNTERS * 8);
     }
 }

@@ -11,6 +11,7 @@ use network_types::udp::UdpHdr;
 use crate::aggregate::Arrival;
 use crate::counter::Refusal;
 use crate::job::{Address, Node, mapped};
+use crate::lanes::opaque;
 use crate::limits::MAX_LOCAL_ADDRESSES;
 use crate::wire::{HEADER_BYTES, Header};
 
@@ -77,28 +78,73 @@ impl<'a> Frame<'a> {
         self.pointer(offset).map(|p| unsafe { &mut *p })
     }
 
-    /// Our header at `offset`, and what follows it.
+    /// The bytes at `offset` as a `T`, to write, for as long as the memory lives.
     #[inline(always)]
-    pub fn split(self, offset: usize) -> Option<(&'a mut Header, Frame<'a>)> {
-        let header: *mut Header = self.pointer(offset)?;
-        let rest = Frame { start: self.start.wrapping_add(offset + HEADER_BYTES), ..self };
-        // SAFETY: in bounds; the rest begins behind it, and `self` is gone.
-        Some((unsafe { &mut *header }, rest))
+    #[must_use]
+    pub fn into_mut<T: Plain>(self, offset: usize) -> Option<&'a mut T> {
+        // SAFETY: as above, and `self` is gone.
+        self.pointer(offset).map(|p| unsafe { &mut *p })
+    }
+
+    /// The frame is exactly `length` bytes long.
+    #[inline(always)]
+    #[must_use]
+    pub fn is_exactly(&self, length: usize) -> bool {
+        // Two comparisons of pointers: their difference would need CAP_PERFMON.
+        let end = self.start.wrapping_add(length);
+        end <= self.end && end.wrapping_add(1) > self.end
+    }
+
+    /// Our header at `offset`, and where its payload begins.
+    #[inline(always)]
+    pub fn split(self, offset: usize) -> Option<(&'a mut Header, *mut u8)> {
+        let rest = self.start.wrapping_add(offset + HEADER_BYTES);
+        self.into_mut(offset).map(|header| (header, rest))
     }
 }
 
 /// Where the parts of one of our frames are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Offset of the IP header.
-    pub ip: usize,
-    /// It is IPv6.
-    pub is_v6: bool,
-    /// Offset of the UDP header.
-    pub udp: usize,
     /// Offset of our header.
     pub header: usize,
+    /// The IP header is of version 6.
+    pub is_v6: bool,
 }
+
+impl Layout {
+    /// Offset of the UDP header.
+    #[inline(always)]
+    #[must_use]
+    pub fn udp(self) -> usize {
+        self.before(UdpHdr::LEN)
+    }
+
+    /// Offset of the IP header.
+    #[inline(always)]
+    #[must_use]
+    pub fn ip(self) -> usize {
+        self.before(UdpHdr::LEN + if self.is_v6 { Ipv6Hdr::LEN } else { Ipv4Hdr::LEN })
+    }
+
+    /// Opaque and masked: the verifier follows no offset that is a difference.
+    #[inline(always)]
+    fn before(self, bytes: usize) -> usize {
+        opaque(self.header.wrapping_sub(bytes) as u64) as usize & OFFSET_MASK
+    }
+
+    /// The same layout, if `zero` is zero. The kernel's verifier, which does not know that, then forgets what each
+    /// combination of tags and IP version said of the offsets, and walks the rest of the program once, not six times.
+    #[inline(always)]
+    #[must_use]
+    pub fn blurred(self, zero: u32) -> Layout {
+        let zero = zero as usize;
+        Layout { header: (self.header | zero) & OFFSET_MASK, is_v6: self.is_v6 as usize | zero != 0 }
+    }
+}
+
+/// Above every offset in a [`Layout`]: Ethernet 14, two tags 8, IPv6 40, UDP 8 are 70 bytes.
+const OFFSET_MASK: usize = 0x7F;
 
 /// What a frame is.
 #[derive(Clone, Copy, Debug)]
@@ -134,11 +180,11 @@ const fn is_tag(ether_type: u16) -> bool {
     ether_type == ether::VLAN || ether_type == ether::SERVICE_VLAN
 }
 
-/// Finds our header in a frame of `length` bytes (told by the driver; with fragments more than lie between the
-/// frame's pointers).
+/// Finds our header in a frame. `length` is its length in bytes where that is more than lies between the frame's
+/// pointers (multi-buffer frames).
 #[inline(always)]
 #[must_use]
-pub fn parse(frame: &Frame<'_>, length: u32, node: &Node) -> Parsed {
+pub fn parse(frame: &Frame<'_>, length: Option<u32>, node: &Node) -> Parsed {
     let mut ip = ETHERNET_BYTES;
     let Some(mut ether_type) = frame.at::<[u8; 2]>(12).map(|b| u16::from_be_bytes(*b)) else {
         return Parsed::NotOurs;
@@ -159,7 +205,7 @@ pub fn parse(frame: &Frame<'_>, length: u32, node: &Node) -> Parsed {
 }
 
 #[inline(always)]
-fn parse_v4(frame: &Frame<'_>, ip: usize, length: u32, node: &Node) -> Parsed {
+fn parse_v4(frame: &Frame<'_>, ip: usize, length: Option<u32>, node: &Node) -> Parsed {
     let Some(header) = frame.at::<Ipv4Hdr>(ip) else { return Parsed::NotOurs };
     if header.vihl != 0x45 || header.proto != PROTOCOL_UDP {
         return Parsed::NotOurs;
@@ -175,11 +221,11 @@ fn parse_v4(frame: &Frame<'_>, ip: usize, length: u32, node: &Node) -> Parsed {
         congested: header.tos & CONGESTED == CONGESTED,
         datagram_bytes: u32::from(u16::from_be_bytes(header.tot_len)).wrapping_sub(Ipv4Hdr::LEN as u32),
     };
-    parse_udp(frame, Layout { ip, is_v6: false, udp: ip + Ipv4Hdr::LEN, header: 0 }, length, node, &outer)
+    parse_udp(frame, ip + Ipv4Hdr::LEN, false, length, node, &outer)
 }
 
 #[inline(always)]
-fn parse_v6(frame: &Frame<'_>, ip: usize, length: u32, node: &Node) -> Parsed {
+fn parse_v6(frame: &Frame<'_>, ip: usize, length: Option<u32>, node: &Node) -> Parsed {
     let Some(header) = frame.at::<Ipv6Hdr>(ip) else { return Parsed::NotOurs };
     let mut outer = Outer {
         source: header.src_addr,
@@ -199,7 +245,7 @@ fn parse_v6(frame: &Frame<'_>, ip: usize, length: u32, node: &Node) -> Parsed {
     } else if header.next_hdr != PROTOCOL_UDP {
         return Parsed::NotOurs;
     }
-    parse_udp(frame, Layout { ip, is_v6: true, udp, header: 0 }, length, node, &outer)
+    parse_udp(frame, udp, true, length, node, &outer)
 }
 
 /// What the IP header says, whichever version.
@@ -212,8 +258,15 @@ struct Outer {
 }
 
 #[inline(always)]
-fn parse_udp(frame: &Frame<'_>, layout: Layout, length: u32, node: &Node, outer: &Outer) -> Parsed {
-    let Some(udp) = frame.at::<UdpHdr>(layout.udp) else { return Parsed::NotOurs };
+fn parse_udp(
+    frame: &Frame<'_>,
+    offset: usize,
+    is_v6: bool,
+    length: Option<u32>,
+    node: &Node,
+    outer: &Outer,
+) -> Parsed {
+    let Some(udp) = frame.at::<UdpHdr>(offset) else { return Parsed::NotOurs };
     if u16::from_be_bytes(udp.dst).wrapping_sub(node.port_base) >= node.port_count {
         return Parsed::NotOurs;
     }
@@ -228,12 +281,14 @@ fn parse_udp(frame: &Frame<'_>, layout: Layout, length: u32, node: &Node, outer:
     if udp_bytes < overhead {
         return Parsed::Bad(Refusal::Truncated);
     }
-    if udp_bytes != outer.datagram_bytes || layout.udp as u32 + udp_bytes != length {
+    let frame_bytes = offset as u32 + udp_bytes;
+    let fits = length.map_or_else(|| frame.is_exactly(frame_bytes as usize), |length| length == frame_bytes);
+    if udp_bytes != outer.datagram_bytes || !fits {
         return Parsed::Bad(Refusal::LengthMismatch);
     }
     let arrival =
         Arrival { source: outer.source, congested: outer.congested, payload_bytes: udp_bytes - overhead };
-    Parsed::Ours(Layout { header: layout.udp + UdpHdr::LEN, ..layout }, arrival)
+    Parsed::Ours(Layout { header: offset + UdpHdr::LEN, is_v6 }, arrival)
 }
 
 #[inline(always)]
@@ -254,7 +309,7 @@ pub fn turn_round(frame: &mut Frame<'_>, layout: Layout, payload: u32) -> Option
     macs.swap(0, 1);
     let datagram = (UdpHdr::LEN + HEADER_BYTES) as u16 + payload as u16;
     if layout.is_v6 {
-        let ip: &mut Ipv6Hdr = frame.at_mut(layout.ip)?;
+        let ip: &mut Ipv6Hdr = frame.at_mut(layout.ip())?;
         core::mem::swap(&mut ip.src_addr, &mut ip.dst_addr);
         ip.payload_len = datagram.to_be_bytes();
         ip.hop_limit = TIME_TO_LIVE;
@@ -262,7 +317,7 @@ pub fn turn_round(frame: &mut Frame<'_>, layout: Layout, payload: u32) -> Option
             ip.vcf[1] = ip.vcf[1] & !(CONGESTED << 4) | ECN_CAPABLE << 4;
         }
     } else {
-        let ip: &mut Ipv4Hdr = frame.at_mut(layout.ip)?;
+        let ip: &mut Ipv4Hdr = frame.at_mut(layout.ip())?;
         core::mem::swap(&mut ip.src_addr, &mut ip.dst_addr);
         ip.tot_len = (datagram + Ipv4Hdr::LEN as u16).to_be_bytes();
         ip.ttl = TIME_TO_LIVE;
@@ -270,7 +325,7 @@ pub fn turn_round(frame: &mut Frame<'_>, layout: Layout, payload: u32) -> Option
             ip.tos = ip.tos & !CONGESTED | ECN_CAPABLE;
         }
         ip.check = [0; 2];
-        let words: &mut [[u8; 2]; 10] = frame.at_mut(layout.ip)?;
+        let words: &mut [[u8; 2]; 10] = frame.at_mut(layout.ip())?;
         let mut sum = 0u32;
         for word in words.iter() {
             sum += u32::from(u16::from_be_bytes(*word));
@@ -279,7 +334,7 @@ pub fn turn_round(frame: &mut Frame<'_>, layout: Layout, payload: u32) -> Option
         sum = (sum & 0xFFFF) + (sum >> 16);
         words[5] = (!(sum as u16)).to_be_bytes();
     }
-    let udp: &mut UdpHdr = frame.at_mut(layout.udp)?;
+    let udp: &mut UdpHdr = frame.at_mut(layout.udp())?;
     core::mem::swap(&mut udp.src, &mut udp.dst);
     udp.len = datagram.to_be_bytes();
     udp.check = [0; 2];

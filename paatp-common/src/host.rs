@@ -2,12 +2,12 @@
 //! simulator and fuzzers.
 
 use crate::aggregate::{self, Arrival, Machine, Outcome};
-use crate::counter::{Counters, Event, Refusal};
+use crate::counter::{Counters, Refusal};
 use crate::job::{Address, JobEntry, RankEntry};
 use crate::lanes::{self, SlotBlock, WireBlock};
 use crate::limits::{BLOCK_BYTES, MAX_RANKS};
-use crate::progress::Progress;
-use crate::slot::Slot;
+use crate::progress::{Members, Progress};
+use crate::slot::{Rules, Slot};
 use crate::tag::Tag;
 use crate::wire::{HEADER_BYTES, Header};
 
@@ -88,12 +88,22 @@ impl Machine for HostMachine<'_, '_> {
         self.host.jobs.get(number as usize)
     }
 
+    fn rules(&self, number: u16) -> Option<Rules> {
+        self.job(number).map(JobEntry::rules)
+    }
+
     fn rank(&self, number: u16, rank: u8) -> Option<&RankEntry> {
         self.host.ranks.get(number as usize * MAX_RANKS + rank as usize)
     }
 
     fn progress(&self, number: u16) -> Option<&Progress> {
         self.host.progress.get(number as usize)
+    }
+
+    fn recompute(&mut self, number: u16, members: Members) {
+        if let Some(progress) = self.progress(number) {
+            progress.recompute(members);
+        }
     }
 
     fn slot(&self, index: u32) -> Option<usize> {
@@ -111,12 +121,12 @@ impl Machine for HostMachine<'_, '_> {
 
     fn unlock(&mut self, _: usize) {}
 
-    fn refuse(&mut self, refusal: Refusal) {
-        self.host.counters.refuse(refusal);
+    fn count(&mut self, counter: u32) {
+        self.host.counters.count(counter);
     }
 
-    fn note(&mut self, event: Event) {
-        self.host.counters.note(event);
+    fn forget(&self, value: u32) -> u32 {
+        value
     }
 
     fn store(&mut self, slot: usize, blocks: u32) -> Option<u64> {

@@ -3,6 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::limits::MAX_LOCAL_ADDRESSES;
+use crate::slot::Rules;
 
 /// An IPv6 address, or an IPv4 address mapped into it, in network order.
 pub type Address = [u8; 16];
@@ -62,6 +63,15 @@ pub struct JobEntry {
 }
 
 const _: () = assert!(size_of::<JobEntry>() == 32);
+
+impl JobEntry {
+    /// The rules for slots.
+    #[inline(always)]
+    #[must_use]
+    pub const fn rules(&self) -> Rules {
+        Rules { generation: self.generation, expected: self.expected, quorum: self.quorum, epoch: self.epoch }
+    }
+}
 
 /// One rank of a job.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]

@@ -26,6 +26,22 @@ fn barrier() {
     };
 }
 
+/// The same value, of which the compiler knows nothing: it neither drops checks that the kernel's verifier wants nor
+/// turns arithmetic back into branches.
+#[inline(always)]
+#[must_use]
+pub fn opaque(value: u64) -> u64 {
+    #[cfg(target_arch = "bpf")]
+    let value = {
+        let mut value = value;
+        // SAFETY: moves a register to itself. (An empty template would leave line info without an instruction, which
+        // the kernel refuses.)
+        unsafe { core::arch::asm!("{0} = {0}", inout(reg) value, options(nomem, nostack, preserves_flags)) };
+        value
+    };
+    value
+}
+
 /// Repeats an expression for each word of a block; a loop would not be unrolled for BPF.
 macro_rules! each_word {
     ($i:ident => $body:expr) => {
@@ -69,9 +85,7 @@ pub fn maximum(slot: &mut SlotBlock, payload: &WireBlock, before: &mut Tag, afte
     each_word!(I => {
         let word = u64::from_be_bytes(payload[I]);
         let old = slot[I];
-        let high = if word >> 32 > old >> 32 { word >> 32 } else { old >> 32 };
-        let low = if word & LOW > old & LOW { word & LOW } else { old & LOW };
-        let new = high << 32 | low;
+        let new = larger(word >> 32, old >> 32) << 32 | larger(word & LOW, old & LOW);
         slot[I] = new;
         before.push(old);
         after.push(new);
@@ -79,6 +93,14 @@ pub fn maximum(slot: &mut SlotBlock, payload: &WireBlock, before: &mut Tag, afte
 }
 
 const LOW: u64 = u32::MAX as u64;
+
+/// The larger of two 32-bit numbers, without a branch: the kernel's verifier walks both sides of each.
+#[inline(always)]
+fn larger(a: u64, b: u64) -> u64 {
+    let difference = a.wrapping_sub(b);
+    let b_is_larger = opaque((difference as i64 >> 63) as u64);
+    a.wrapping_sub(difference & b_is_larger)
+}
 
 /// Reads a payload for its tag alone.
 #[inline(always)]
@@ -113,7 +135,7 @@ pub fn add_naively(slot: &mut SlotBlock, payload: &WireBlock, tag: &mut Tag, ove
 #[inline(always)]
 #[must_use]
 pub const fn blocks_of(lanes: u16) -> Option<u32> {
-    if lanes == 0 || lanes as usize % LANES_PER_BLOCK != 0 {
+    if lanes == 0 || !(lanes as usize).is_multiple_of(LANES_PER_BLOCK) {
         None
     } else {
         Some(lanes as u32 / LANES_PER_BLOCK as u32)

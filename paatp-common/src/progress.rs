@@ -5,8 +5,6 @@
 //! F11), and a new generation starts at zero without anybody clearing the table. Lost updates only make a value too
 //! low, which is safe: a request repeats its numbers.
 
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
 use crate::limits::MAX_RANKS;
 use crate::seq::Seq;
 use crate::wire::Redo;
@@ -14,20 +12,72 @@ use crate::wire::Redo;
 /// A number with the generation it belongs to, in one atomic word.
 #[derive(Debug, Default)]
 #[repr(transparent)]
-pub struct Word(AtomicU64);
+pub struct Word(cell::Shared);
+
+/// A 64-bit word that several CPUs read and write whole, in any order.
+#[cfg(not(target_arch = "bpf"))]
+mod cell {
+    use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+    #[derive(Debug, Default)]
+    #[repr(transparent)]
+    pub struct Shared(AtomicU64);
+
+    impl Shared {
+        pub const ZERO: Shared = Shared(AtomicU64::new(0));
+
+        pub fn load(&self) -> u64 {
+            self.0.load(Relaxed)
+        }
+
+        pub fn store(&self, value: u64) {
+            self.0.store(value, Relaxed);
+        }
+    }
+}
+
+/// The same for BPF, whose code generator has no atomic loads and stores below CPU v4: a volatile access to an aligned
+/// word is one instruction.
+#[cfg(target_arch = "bpf")]
+mod cell {
+    use core::cell::UnsafeCell;
+
+    #[derive(Debug, Default)]
+    #[repr(transparent)]
+    pub struct Shared(UnsafeCell<u64>);
+
+    // SAFETY: accessed by `load` and `store` only, each one instruction on an aligned word.
+    unsafe impl Sync for Shared {}
+
+    impl Shared {
+        pub const ZERO: Shared = Shared(UnsafeCell::new(0));
+
+        #[inline(always)]
+        pub fn load(&self) -> u64 {
+            // SAFETY: aligned and alive by `&self`.
+            unsafe { self.0.get().read_volatile() }
+        }
+
+        #[inline(always)]
+        pub fn store(&self, value: u64) {
+            // SAFETY: as above.
+            unsafe { self.0.get().write_volatile(value) }
+        }
+    }
+}
 
 impl Word {
     /// The number; zero if the word belongs to another generation.
     #[inline(always)]
     pub fn get(&self, generation: u32) -> u32 {
-        let word = self.0.load(Relaxed);
+        let word = self.0.load();
         if (word >> 32) as u32 == generation { word as u32 } else { 0 }
     }
 
     /// Replaces word and generation.
     #[inline(always)]
     pub fn set(&self, generation: u32, value: u32) {
-        self.0.store((generation as u64) << 32 | value as u64, Relaxed);
+        self.0.store((generation as u64) << 32 | value as u64);
     }
 }
 
@@ -45,7 +95,7 @@ impl Default for Track {
         Track {
             floor: Word::default(),
             slowest: Word::default(),
-            ranks: [const { Word(AtomicU64::new(0)) }; MAX_RANKS],
+            ranks: [const { Word(cell::Shared::ZERO) }; MAX_RANKS],
         }
     }
 }
@@ -79,56 +129,106 @@ impl Track {
     }
 
     /// Takes in a rank's word that it has reached `value`. Ignored unless at most `reach` steps ahead of what is known:
-    /// further is a lie or a ghost of 2^32 chunks ago (protocol-rules F13). Returns the floor.
+    /// further is a lie or a ghost of 2^32 chunks ago (protocol-rules F13). Returns true where the floor may have
+    /// risen.
     #[inline(always)]
-    pub fn record(&self, members: Members, rank: usize, value: Seq, reach: u32) -> Seq {
-        let generation = members.generation;
+    pub fn record(&self, generation: u32, rank: usize, value: Seq, reach: u32) -> bool {
         let floor = self.floor(generation);
-        let Some(word) = self.ranks.get(rank) else { return floor };
+        let Some(word) = self.ranks.get(rank) else { return false };
         let known = Seq(word.get(generation));
         let steps = value.since(known);
         if steps == 0 || steps > reach {
-            return floor;
+            return false;
         }
         word.set(generation, value.0);
         // Only a rank that stood at the floor (or below: a lost update) can have raised it.
-        if floor.is_before(known) { floor } else { self.recompute(members) }
+        !floor.is_before(known)
     }
 
-    /// Computes the floor anew: after a shrink, before a refusal that depends on it, and for every answer that tells it
-    /// (two CPUs that raised it at once may have left it too low, and nobody might move again).
+    /// A rank's distance from the floor.
     #[inline(always)]
-    pub fn recompute(&self, members: Members) -> Seq {
-        let generation = members.generation;
-        let floor = self.floor(generation);
-        let (mut least, mut slowest) = (u32::MAX, 0);
-        for rank in 0..MAX_RANKS {
-            if members.expected >> rank == 0 {
-                break;
-            }
-            if members.expected >> rank & 1 == 0 {
-                continue;
-            }
-            let value = Seq(self.ranks[rank].get(generation));
-            // Below the floor: two CPUs wrote this rank's word in the wrong order.
-            let ahead = if value.is_before(floor) { 0 } else { value.since(floor) };
-            if ahead < least {
-                (least, slowest) = (ahead, rank as u32);
-                if ahead == 0 {
-                    break;
-                }
-            }
+    fn above(&self, generation: u32, rank: usize, floor: Seq) -> u32 {
+        let value = Seq(self.ranks[rank].get(generation));
+        // Below the floor: two CPUs wrote this rank's word in the wrong order.
+        if value.is_before(floor) { 0 } else { value.since(floor) }
+    }
+
+    /// Two CPUs may write in either order: the lower value that can remain is safe.
+    #[inline(always)]
+    fn lift(&self, generation: u32, floor: Seq, least: Least) {
+        self.slowest.set(generation, least.rank);
+        if least.steps != 0 {
+            self.floor.set(generation, floor.plus(least.steps).0);
         }
-        if least == u32::MAX {
-            return floor;
+    }
+}
+
+/// The rank nearest to a floor.
+#[derive(Clone, Copy, Debug)]
+struct Least {
+    steps: u32,
+    rank: u32,
+}
+
+impl Least {
+    const NONE: Least = Least { steps: u32::MAX, rank: 0 };
+
+    #[inline(always)]
+    fn take(&mut self, steps: u32, rank: usize) {
+        if steps < self.steps {
+            *self = Least { steps, rank: rank as u32 };
         }
-        // Two CPUs may write in either order; the lower value that can remain is safe.
-        self.slowest.set(generation, slowest);
-        let lifted = floor.plus(least);
-        if least != 0 {
-            self.floor.set(generation, lifted.0);
+    }
+}
+
+/// A walk over the ranks that computes both floors. In pieces, because the kernel makes it a `bpf_loop`: the verifier
+/// would walk an ordinary loop once for each rank and each branch.
+#[derive(Clone, Copy, Debug)]
+pub struct Walk {
+    members: Members,
+    acks: Least,
+    contributed: Least,
+    ack_floor: Seq,
+    contributed_floor: Seq,
+}
+
+impl Walk {
+    /// Before the first rank.
+    #[inline(always)]
+    #[must_use]
+    pub fn new(progress: &Progress, members: Members) -> Walk {
+        Walk {
+            members,
+            acks: Least::NONE,
+            contributed: Least::NONE,
+            ack_floor: progress.acks.floor(members.generation),
+            contributed_floor: progress.contributed.floor(members.generation),
         }
-        lifted
+    }
+
+    /// Takes in one rank. Returns true where no further one can change the outcome: after the last, or when somebody
+    /// still stands at both floors, which makes the usual walk short.
+    #[inline(always)]
+    pub fn visit(&mut self, progress: &Progress, rank: usize) -> bool {
+        if rank >= MAX_RANKS {
+            return true;
+        }
+        let rest = self.members.expected >> rank;
+        if rest & 1 == 1 {
+            let generation = self.members.generation;
+            self.acks.take(progress.acks.above(generation, rank, self.ack_floor), rank);
+            self.contributed.take(progress.contributed.above(generation, rank, self.contributed_floor), rank);
+        }
+        rest <= 1 || self.acks.steps | self.contributed.steps == 0
+    }
+
+    /// Writes the floors.
+    #[inline(always)]
+    pub fn finish(&self, progress: &Progress) {
+        if self.members.expected != 0 {
+            progress.acks.lift(self.members.generation, self.ack_floor, self.acks);
+            progress.contributed.lift(self.members.generation, self.contributed_floor, self.contributed);
+        }
     }
 }
 
@@ -155,22 +255,38 @@ impl Progress {
         Seq(self.highest.get(generation))
     }
 
-    /// Takes in a rank's progress; returns p_min.
+    /// Takes in a rank's acknowledgement and progress. Returns true where a floor may have risen.
     #[inline(always)]
-    pub fn contributed(&self, members: Members, rank: usize, value: Seq, reach: u32) -> Seq {
-        let low = self.contributed.record(members, rank, value, reach);
-        let highest = self.highest(members.generation);
-        if highest.is_before(value) && value.since(highest) <= reach {
-            self.highest.set(members.generation, value.0);
+    pub fn record(&self, generation: u32, rank: usize, ack: Seq, contributed: Seq, reach: u32) -> bool {
+        let highest = self.highest(generation);
+        if highest.is_before(contributed) && contributed.since(highest) <= reach {
+            self.highest.set(generation, contributed.0);
         }
-        low
+        self.acks.record(generation, rank, ack, reach)
+            | self.contributed.record(generation, rank, contributed, reach)
     }
 
-    /// The announced redo, if one is open.
+    /// Computes both floors anew: when a rank at a floor moved, after a shrink, before a refusal that depends on a
+    /// floor, and for every PULL (two CPUs that raised it at once may have left it too low, and nobody might move
+    /// again).
+    pub fn recompute(&self, members: Members) {
+        let mut walk = Walk::new(self, members);
+        for rank in 0..MAX_RANKS {
+            if walk.visit(self, rank) {
+                break;
+            }
+        }
+        walk.finish(self);
+    }
+
+    /// The announced redo, if one is open. Once every rank has the chunk (from an older attempt that passed its check)
+    /// nobody needs it: it would stay for ever, and hide later ones.
     #[inline(always)]
     pub fn redo(&self, generation: u32) -> Option<Redo> {
-        let attempt = self.redo_attempt.get(generation) as u8;
-        (attempt != 0).then(|| Redo { seq: Seq(self.redo.get(generation)), attempt })
+        let redo =
+            Redo { seq: Seq(self.redo.get(generation)), attempt: self.redo_attempt.get(generation) as u8 };
+        let open = redo.attempt != 0 && !redo.seq.is_before(self.acks.floor(generation));
+        open.then_some(redo)
     }
 
     /// Announces the redo of a chunk, unless an earlier chunk's is announced.
@@ -202,26 +318,40 @@ mod tests {
 
     const GENERATION: u32 = 7;
 
+    fn record(progress: &Progress, members: Members, rank: usize, ack: u32) -> Seq {
+        if progress.record(members.generation, rank, Seq(ack), Seq(0), 8) {
+            progress.recompute(members);
+        }
+        progress.acks.floor(members.generation)
+    }
+
     proptest! {
-        /// The floor is the minimum of what was accepted, near the wrap as elsewhere.
+        /// Both floors are the minimum of what was accepted, near the wrap as elsewhere.
         #[test]
-        fn floor_is_the_lowest(start in prop_oneof![Just(0u32), Just(u32::MAX - 20)],
-                               steps in proptest::collection::vec((0..4usize, 0..6u32), 0..200)) {
-            let (track, reach) = (Track::default(), 8);
+        fn floors_are_the_lowest(start in prop_oneof![Just(0u32), Just(u32::MAX - 20)],
+                                 steps in proptest::collection::vec((0..4usize, 0..6u32, 0..6u32), 0..200)) {
+            let (progress, reach) = (Progress::default(), 8);
             let members = Members { generation: GENERATION, expected: 0b1011 };
-            let mut model = [start; 4];
-            for rank in [0, 1, 3] {
-                track.ranks[rank].set(GENERATION, start);
-            }
-            track.floor.set(GENERATION, start);
-            for (rank, step) in steps {
-                let value = Seq(model[rank]).plus(step);
-                if members.expected >> rank & 1 == 1 {
-                    model[rank] = value.0;
-                    track.record(members, rank, value, reach);
+            let mut model = [(start, start); 4];
+            for track in [&progress.acks, &progress.contributed] {
+                for rank in [0, 1, 3] {
+                    track.ranks[rank].set(GENERATION, start);
                 }
-                let lowest = [0, 1, 3].map(|r| Seq(model[r]).since(Seq(start))).into_iter().min().unwrap_or(0);
-                prop_assert_eq!(track.floor(GENERATION), Seq(start).plus(lowest));
+                track.floor.set(GENERATION, start);
+            }
+            for (rank, ack, contributed) in steps {
+                if members.expected >> rank & 1 == 1 {
+                    model[rank] = (Seq(model[rank].0).plus(ack).0, Seq(model[rank].1).plus(contributed).0);
+                    let (ack, contributed) = (Seq(model[rank].0), Seq(model[rank].1));
+                    if progress.record(GENERATION, rank, ack, contributed, reach) {
+                        progress.recompute(members);
+                    }
+                }
+                let lowest = |pick: fn(&(u32, u32)) -> u32| {
+                    Seq(start).plus([0, 1, 3].map(|r| Seq(pick(&model[r])).since(Seq(start))).into_iter().min().unwrap_or(0))
+                };
+                prop_assert_eq!(progress.acks.floor(GENERATION), lowest(|m| m.0));
+                prop_assert_eq!(progress.contributed.floor(GENERATION), lowest(|m| m.1));
             }
         }
     }
@@ -229,36 +359,46 @@ mod tests {
     /// F13: acknowledgements further ahead than the ring are no acknowledgements.
     #[test]
     fn f13_far_acknowledgements_are_ignored() {
-        let (track, members) = (Track::default(), Members { generation: GENERATION, expected: 1 });
-        assert_eq!(track.record(members, 0, Seq(9), 8), Seq(0));
-        assert_eq!(track.record(members, 0, Seq(8), 8), Seq(8));
-        assert_eq!(track.record(members, 0, Seq(3), 8), Seq(8));
+        let (progress, members) = (Progress::default(), Members { generation: GENERATION, expected: 1 });
+        assert_eq!(record(&progress, members, 0, 9), Seq(0));
+        assert_eq!(record(&progress, members, 0, 8), Seq(8));
+        assert_eq!(record(&progress, members, 0, 3), Seq(8));
     }
 
     /// F11: a word of another generation counts as zero and moves nothing.
     #[test]
     fn f11_generations_do_not_mix() {
-        let track = Track::default();
+        let progress = Progress::default();
         let old = Members { generation: GENERATION, expected: 0b11 };
         let new = Members { generation: GENERATION + 1, expected: 0b11 };
-        track.record(old, 0, Seq(3), 8);
-        track.record(old, 1, Seq(3), 8);
-        assert_eq!(track.floor(old.generation), Seq(3));
-        assert_eq!(track.floor(new.generation), Seq(0));
-        track.record(new, 0, Seq(2), 8);
-        track.record(old, 1, Seq(4), 8); // the packet that was under way
-        assert_eq!(track.recompute(new), Seq(0));
+        record(&progress, old, 0, 3);
+        assert_eq!(record(&progress, old, 1, 3), Seq(3));
+        assert_eq!(progress.acks.floor(new.generation), Seq(0));
+        record(&progress, new, 0, 2);
+        record(&progress, old, 1, 4); // the packet that was under way
+        progress.recompute(new);
+        assert_eq!(progress.acks.floor(new.generation), Seq(0));
     }
 
     /// Two CPUs that write one rank's word in the wrong order never lift the floor above what that rank said.
     #[test]
     fn a_lost_update_does_not_lift_the_floor() {
-        let (track, members) = (Track::default(), Members { generation: GENERATION, expected: 0b11 });
-        track.record(members, 0, Seq(7), 8);
-        track.record(members, 1, Seq(7), 8);
-        track.ranks[0].set(GENERATION, 6);
-        assert_eq!(track.record(members, 1, Seq(9), 8), Seq(7));
-        assert_eq!(track.record(members, 0, Seq(8), 8), Seq(8));
+        let (progress, members) = (Progress::default(), Members { generation: GENERATION, expected: 0b11 });
+        record(&progress, members, 0, 7);
+        record(&progress, members, 1, 7);
+        progress.acks.ranks[0].set(GENERATION, 6);
+        assert_eq!(record(&progress, members, 1, 9), Seq(7));
+        assert_eq!(record(&progress, members, 0, 8), Seq(8));
+    }
+
+    #[test]
+    fn a_redo_that_every_rank_can_do_without_hides_no_other() {
+        let (progress, members) = (Progress::default(), Members { generation: GENERATION, expected: 1 });
+        progress.announce(GENERATION, Redo { seq: Seq(5), attempt: 1 });
+        record(&progress, members, 0, 6);
+        assert_eq!(progress.redo(GENERATION), None);
+        progress.announce(GENERATION, Redo { seq: Seq(9), attempt: 2 });
+        assert_eq!(progress.redo(GENERATION), Some(Redo { seq: Seq(9), attempt: 2 }));
     }
 
     #[test]

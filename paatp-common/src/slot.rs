@@ -74,6 +74,11 @@ pub struct Rules {
     pub epoch: u8,
 }
 
+impl Rules {
+    /// Of a job that is gone: no packet is of generation 0.
+    pub const NONE: Rules = Rules { generation: 0, expected: 0, quorum: QUORUM_ALL, epoch: 0 };
+}
+
 /// What a DATA packet says of its contribution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Contribution {
@@ -110,6 +115,7 @@ pub enum Begin {
 
 /// What happens to the lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
 pub enum Lanes {
     /// The payload is written over them.
     Store,
@@ -305,7 +311,8 @@ impl Slot {
         }
         self.tag = self.tag.wrapping_add(tag);
         // One bit but for partial sums; counting bits costs a dozen instructions in BPF.
-        self.contributors += if c.bits & (c.bits - 1) == 0 { 1 } else { c.bits.count_ones() as u16 };
+        let gained = if c.bits & c.bits.wrapping_sub(1) == 0 { 1 } else { c.bits.count_ones() as u16 };
+        self.contributors = self.contributors.wrapping_add(gained);
         self.bits |= c.bits;
         if c.has_payload {
             self.state |= state::PAYLOAD;

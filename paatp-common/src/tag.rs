@@ -15,6 +15,9 @@ pub struct Tag {
 }
 
 impl Tag {
+    /// Of no words.
+    pub const ZERO: Tag = Tag { sum: 0, sums: 0 };
+
     /// Takes in the next word.
     #[inline(always)]
     pub fn push(&mut self, word: u64) {

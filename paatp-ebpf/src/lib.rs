@@ -1,1 +1,88 @@
-//! stub
+//! The aggregator inside the kernel.
+//!
+//! [`serve`] is the whole XDP program for slots of `BLOCKS` blocks: it parses the frame, runs
+//! [`paatp_common::aggregate::handle`] over kernel maps and packet memory ([`kernel::Kernel`]), and turns the frame round.
+//! Nothing is decided here.
+
+#![no_std]
+#![cfg_attr(target_arch = "bpf", feature(core_intrinsics))]
+#![cfg_attr(
+    target_arch = "bpf",
+    allow(internal_features, reason = "BPF has no stable read-modify-write atomics")
+)]
+
+pub mod atomic;
+pub mod kernel;
+pub mod maps;
+
+use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS, XDP_TX};
+use aya_ebpf::helpers::generated::bpf_xdp_adjust_tail;
+use aya_ebpf::programs::XdpContext;
+use paatp_common::aggregate::{self, Outcome};
+use paatp_common::counter::{Counters, Event};
+use paatp_common::frame::{self, Frame, Parsed};
+use paatp_common::job::Node;
+
+use kernel::{Kernel, SlotTable};
+
+/// One frame through the aggregator. Returns the XDP verdict.
+#[inline(always)]
+pub fn serve<const BLOCKS: usize>(ctx: &XdpContext, slots: &'static SlotTable<BLOCKS>) -> u32 {
+    let (Some(node), Some(counters)) = (maps::NODE.get(0), maps::COUNTERS.get_ptr_mut(0)) else {
+        return XDP_PASS;
+    };
+    // SAFETY: per-CPU memory, and XDP programs of one CPU do not interrupt each other.
+    let counters: &'static mut Counters = unsafe { &mut *counters };
+    let zero = zero_of(node);
+    let (layout, arrival) = match frame::parse(&frame_of(ctx), None, node) {
+        Parsed::Ours(layout, arrival) => (layout.blurred(zero), arrival),
+        Parsed::NotOurs => {
+            counters.note(Event::Passed);
+            return XDP_PASS;
+        }
+        Parsed::Unread(refusal) => {
+            counters.refuse(refusal);
+            return XDP_PASS;
+        }
+        Parsed::Bad(refusal) => {
+            counters.refuse(refusal);
+            return XDP_DROP;
+        }
+    };
+    let Some((header, payload)) = frame_of(ctx).split(layout.header) else { return XDP_DROP };
+    let mut kernel = Kernel { slots, payload, payload_end: ctx.data_end() as *mut u8, counters, zero };
+    let Outcome::Answer { payload } = aggregate::handle(&mut kernel, header, arrival) else {
+        return XDP_DROP;
+    };
+    let kept = if payload { arrival.payload_bytes } else { 0 };
+    if frame::turn_round(&mut frame_of(ctx), layout, kept).is_none() {
+        return XDP_DROP;
+    }
+    let cut = kept as i32 - arrival.payload_bytes as i32;
+    // SAFETY: a helper on our own context; packet pointers are not used afterwards.
+    if cut != 0 && unsafe { bpf_xdp_adjust_tail(ctx.ctx, cut) } != 0 {
+        return XDP_DROP;
+    }
+    XDP_TX
+}
+
+/// Zero, but neither LLVM nor the verifier knows; see [`frame::Layout::blurred`].
+#[inline(always)]
+fn zero_of(node: &Node) -> u32 {
+    // SAFETY: a field of a live reference.
+    unsafe { (&raw const node.reserved).read_volatile() }
+}
+
+/// The packet's linear part.
+#[inline(always)]
+fn frame_of(ctx: &XdpContext) -> Frame<'static> {
+    // SAFETY: the kernel vouches for the range; each use ends before the next begins.
+    unsafe { Frame::from_raw(ctx.data() as *mut u8, ctx.data_end() as *mut u8) }
+}
+
+/// Programs cannot unwind; the verifier proves that this is never reached.
+#[cfg(target_arch = "bpf")]
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    loop {}
+}

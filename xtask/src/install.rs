@@ -61,7 +61,10 @@ pub fn linker(workspace: &Workspace, llvm_major: u32) -> Result<()> {
 /// An apt-get that asks nothing.
 fn apt_get(subcommand: &str) -> Command {
     let mut command = Command::new("apt-get");
-    command.args(["-y", "-q", subcommand]).env("DEBIAN_FRONTEND", "noninteractive").stdin(Stdio::null());
+    command
+        .args(["-y", "-q", "-o", "Dpkg::Use-Pty=0", subcommand])
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .stdin(Stdio::null());
     command
 }
 

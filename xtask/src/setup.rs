@@ -34,7 +34,7 @@ pub fn ensure(workspace: &Workspace, need: Need) -> Result<Toolchain> {
         let (fatal, bearable): (Vec<_>, Vec<_>) =
             plan.missing.iter().partition(|missing| missing.need <= need);
         if !fatal.is_empty() {
-            bail!("this machine is not ready ({} route):\n{}", plan.route, list(&fatal));
+            bail!("this machine is not ready; route: {}\n{}", plan.route, list(&fatal));
         }
         if plan.steps.is_empty() {
             for missing in bearable {
@@ -50,7 +50,7 @@ pub fn ensure(workspace: &Workspace, need: Need) -> Result<Toolchain> {
                     describe(&step)
                 );
             }
-            println!("setup: {} ({} route)", describe(&step), plan.route);
+            println!("setup: {}; route: {}", describe(&step), plan.route);
             match &step {
                 Step::Install(packages) => install::packages(packages)?,
                 Step::BuildLinker(llvm_major) => install::linker(workspace, *llvm_major)?,
@@ -67,7 +67,7 @@ pub fn ensure(workspace: &Workspace, need: Need) -> Result<Toolchain> {
 fn finish(plan: Plan, need: Need) -> Result<Toolchain> {
     let (Some(linker), Some(llvm_major)) = (plan.linker, plan.llvm_major) else {
         bail!(
-            "the {} route has neither steps left nor a linker; please report this with `setup --check`",
+            "neither steps left nor a linker on the route {}; please report this with `setup --check`",
             plan.route
         );
     };

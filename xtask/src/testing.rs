@@ -34,7 +34,7 @@ impl Outcome {
     /// Prints the skipped tests and, as the last line, the sum.
     pub fn conclude(&self) -> Result<ExitCode> {
         if !self.tally.skipped.is_empty() {
-            println!("{} tests skipped themselves:", self.tally.skipped.len());
+            println!("tests that skipped themselves: {}", self.tally.skipped.len());
             for (name, reason) in &self.tally.skipped {
                 println!("  {name}: {reason}");
             }
@@ -83,7 +83,7 @@ pub fn run(workspace: &Workspace, args: &[OsString]) -> Result<Outcome> {
     } else if !success {
         Some("cargo test failed without a failing test; its messages above say why".into())
     } else if required && !tally.skipped.is_empty() {
-        Some(format!("{} skipped itself although {}=1", tally.skipped.len(), bpf::REQUIRE_BPF))
+        Some(format!("tests skipped themselves although BPF is required ({}=1)", bpf::REQUIRE_BPF))
     } else {
         None
     };
