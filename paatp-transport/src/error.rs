@@ -1,0 +1,144 @@
+//! Why an operation failed: what, why, and what to do.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt;
+use core::time::Duration;
+
+use paatp_common::Refusal;
+
+/// Why an operation failed. After any of these the job's generation is over for this worker, and later operations fail
+/// with [`OperationError::Over`].
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum OperationError {
+    /// This rank's own values hold NaN or infinity.
+    #[error(
+        "tensor '{tensor}' holds {value} at index {index}, which has no sum; look for a diverged loss or skip this step on all ranks"
+    )]
+    NonFinite {
+        /// Name of the tensor.
+        tensor: String,
+        /// Index of the first such element.
+        index: usize,
+        /// The element.
+        value: f32,
+    },
+    /// Another rank reported values that cannot be reduced.
+    #[error(
+        "rank {rank} reported NaN, infinity or an integer out of range in this operation, at or after tensor '{tensor}'; see that rank's error for the element"
+    )]
+    PeerNonFinite {
+        /// The rank.
+        rank: u8,
+        /// Tensor in which the chunks that it may be in begin.
+        tensor: String,
+    },
+    /// This rank's integer is too large to be added without overflow.
+    #[error(
+        "tensor '{tensor}' holds {value} at index {index}: integers must be below {limit} in magnitude so that no sum over all ranks overflows; scale them down"
+    )]
+    IntegerRange {
+        /// Name of the tensor.
+        tensor: String,
+        /// Index of the first such element.
+        index: usize,
+        /// The element.
+        value: i32,
+        /// First magnitude that is too large.
+        limit: u32,
+    },
+    /// The result is finite but too large for the tensor's type. All ranks get this error alike.
+    #[error(
+        "the result for tensor '{tensor}' at index {index} does not fit its type; scale the values down, or use 'mean' or a wider type"
+    )]
+    ResultRange {
+        /// Name of the tensor.
+        tensor: String,
+        /// Index of the first such element in the chunk.
+        index: usize,
+    },
+    /// Some ranks did not contribute in time.
+    #[error(
+        "no chunk was completed for {waited:?}: {} did not contribute to tensor '{tensor}'; see whether they still run and reach the aggregator",
+        Ranks(missing)
+    )]
+    Timeout {
+        /// The ranks.
+        missing: Vec<u8>,
+        /// Tensor of the chunk that was waited for.
+        tensor: String,
+        /// How long no chunk was completed.
+        waited: Duration,
+    },
+    /// Nothing came back from the aggregator, or nothing that helps.
+    #[error(
+        "the aggregator sent nothing usable for {waited:?}; see whether 'paatp run' is up, and whether UDP to its ports passes in both directions"
+    )]
+    NoAnswer {
+        /// How long.
+        waited: Duration,
+    },
+    /// The job has a new generation.
+    #[error(
+        "the job has begun anew without this rank: its membership is of an older generation; join the job again and restart from the last checkpoint"
+    )]
+    Rejoin,
+    /// The job cannot go on.
+    #[error("the aggregator aborted the job at tensor '{tensor}': {} Other side: {}. Make all ranks issue the same operations, then join again", reason.sentence(), Ranks(ranks))]
+    Aborted {
+        /// Why.
+        reason: Refusal,
+        /// Ranks whose contributions this rank's disagrees with.
+        ranks: Vec<u8>,
+        /// Tensor of the chunk.
+        tensor: String,
+    },
+    /// A chunk was completed without this rank.
+    #[error(
+        "a chunk of tensor '{tensor}' was completed without this rank's values, which this version cannot carry over; run the job with quorum = world"
+    )]
+    Excluded {
+        /// Name of the tensor.
+        tensor: String,
+    },
+    /// There is no generation to run in.
+    #[error("the operation was not run: an earlier one failed, or the worker has left; join the job again")]
+    Over,
+}
+
+/// Ranks, for people.
+struct Ranks<'a>(&'a [u8]);
+
+impl fmt::Display for Ranks<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            [] => f.write_str("no rank in particular"),
+            [rank] => write!(f, "rank {rank}"),
+            [first, rest @ ..] => {
+                write!(f, "ranks {first}")?;
+                rest.iter().try_for_each(|rank| write!(f, ", {rank}"))
+            }
+        }
+    }
+}
+
+/// The ranks of a bitmap.
+pub(crate) fn ranks_of(bitmap: u64) -> Vec<u8> {
+    (0..64).filter(|rank| bitmap >> rank & 1 == 1).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+
+    #[test]
+    fn sentences_name_the_ranks() {
+        let missing = ranks_of(0b1010);
+        let error = OperationError::Timeout { missing, tensor: "w".into(), waited: Duration::from_secs(2) };
+        assert!(error.to_string().contains("2s: ranks 1, 3 did not contribute to tensor 'w'"));
+        let error =
+            OperationError::Aborted { reason: Refusal::Mismatch, ranks: ranks_of(4), tensor: "w".into() };
+        assert!(error.to_string().contains("Other side: rank 2."));
+    }
+}

@@ -1,0 +1,143 @@
+//! What a rank learns when it joins a job, and how it wants to behave.
+
+use core::time::Duration;
+
+use paatp_common::limits::{LANES_PER_BLOCK, MAX_RANKS, MAX_RING_SLOTS};
+
+/// A rank's place in a job, as the control plane hands it out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Membership {
+    /// Job number on its aggregator.
+    pub job: u16,
+    /// Incarnation of the membership.
+    pub generation: u32,
+    /// Secret that the salts are drawn from.
+    pub nonce: u64,
+    /// This rank.
+    pub rank: u8,
+    /// Number of ranks.
+    pub world: u8,
+    /// Most lanes in a chunk.
+    pub lanes: u16,
+    /// Window W, in chunks: result k − W fixes the exponent of chunk k.
+    pub window: u16,
+    /// Slots S of the job's ring: a power of two, at least 2 W.
+    pub slots: u32,
+}
+
+impl Membership {
+    /// Tests that the numbers fit together.
+    ///
+    /// # Errors
+    /// The first that does not.
+    pub fn check(&self) -> Result<(), MembershipError> {
+        let Membership { rank, world, lanes, window, slots, .. } = *self;
+        if world == 0 || usize::from(world) > MAX_RANKS {
+            return Err(MembershipError::World { world });
+        }
+        if rank >= world {
+            return Err(MembershipError::Rank { rank, world });
+        }
+        if lanes == 0 || !usize::from(lanes).is_multiple_of(LANES_PER_BLOCK) {
+            return Err(MembershipError::Lanes { lanes });
+        }
+        if window == 0 || u32::from(window) * 2 > slots {
+            return Err(MembershipError::Window { window, slots });
+        }
+        if !slots.is_power_of_two() || slots > MAX_RING_SLOTS {
+            return Err(MembershipError::Slots { slots });
+        }
+        Ok(())
+    }
+
+    /// Bitmap of all ranks.
+    pub(crate) const fn everybody(&self) -> u64 {
+        u64::MAX >> (MAX_RANKS as u32 - self.world as u32)
+    }
+}
+
+/// Why a [`Membership`] cannot be worked with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MembershipError {
+    /// No ranks, or too many.
+    #[error(
+        "a job of {world} ranks is impossible: a packet's bitmap names 1 to {MAX_RANKS} ranks; correct the job's world size"
+    )]
+    World {
+        /// Number of ranks told.
+        world: u8,
+    },
+    /// The rank is not in the world.
+    #[error("rank {rank} is not in a job of {world} ranks: ranks count from 0; correct --rank or --world")]
+    Rank {
+        /// Rank told.
+        rank: u8,
+        /// Number of ranks told.
+        world: u8,
+    },
+    /// Not whole blocks.
+    #[error(
+        "chunks of {lanes} lanes are impossible: payloads are whole blocks of {LANES_PER_BLOCK} lanes; correct the job's lanes"
+    )]
+    Lanes {
+        /// Lanes told.
+        lanes: u16,
+    },
+    /// The window does not fit the ring.
+    #[error(
+        "a window of {window} chunks does not fit a ring of {slots} slots: the ring needs at least twice the window, and the window at least one chunk; correct the job's window or slots"
+    )]
+    Window {
+        /// Window told.
+        window: u16,
+        /// Slots told.
+        slots: u32,
+    },
+    /// The ring is no power of two, or too long.
+    #[error(
+        "a ring of {slots} slots is impossible: it must be a power of two up to {MAX_RING_SLOTS}; correct the job's slots"
+    )]
+    Slots {
+        /// Slots told.
+        slots: u32,
+    },
+}
+
+/// How long a worker waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Give up when no chunk was completed for this long.
+    pub timeout: Duration,
+    /// Longest time to stay at hand for other ranks after the own work is done and `leave` was called.
+    pub linger: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings { timeout: Duration::from_secs(30), linger: Duration::from_secs(30) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: Membership =
+        Membership { job: 0, generation: 1, nonce: 2, rank: 0, world: 2, lanes: 352, window: 4, slots: 8 };
+
+    #[test]
+    fn what_does_not_fit_is_named() {
+        assert_eq!(GOOD.check(), Ok(()));
+        let bad = [
+            Membership { world: 0, ..GOOD },
+            Membership { world: 65, ..GOOD },
+            Membership { rank: 2, ..GOOD },
+            Membership { lanes: 33, ..GOOD },
+            Membership { window: 5, ..GOOD },
+            Membership { slots: 12, ..GOOD },
+        ];
+        assert!(bad.iter().all(|membership| membership.check().is_err()));
+        assert_eq!(Membership { world: 64, ..GOOD }.everybody(), u64::MAX);
+        assert_eq!(GOOD.everybody(), 0b11);
+    }
+}

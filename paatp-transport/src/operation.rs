@@ -1,0 +1,294 @@
+//! One all-reduce: its tensors, its chunks, and what goes into and comes out of each.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use paatp_common::wire::{self, Chunk, ElementType};
+
+use crate::error::OperationError;
+use crate::plan::{Piece, Plan};
+use crate::quantise::{self, E_MIN, Extreme, Lane, Quantiser, Scale, Unfit};
+use crate::tensor::{Handle, Reduction, Tensor, Values};
+
+/// A queued operation. Its chunks follow the header-only round that agrees on the first exponent.
+#[derive(Debug)]
+pub(crate) struct Operation {
+    pub handle: Handle,
+    /// Position of the exponent round.
+    pub first: u64,
+    /// Exponent of the first W chunks, once the round's result is here.
+    pub first_exponent: Option<i8>,
+    pub tensors: Vec<Tensor>,
+    reduction: Reduction,
+    plan: Plan,
+    fingerprint: u16,
+    quantiser: Quantiser,
+}
+
+/// What an operation sends at one position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// The exponent round.
+    Round,
+    /// The chunk with this index.
+    Chunk(u64),
+}
+
+impl Operation {
+    pub fn new(
+        handle: Handle,
+        first: u64,
+        reduction: Reduction,
+        tensors: Vec<Tensor>,
+        shape: Shape,
+    ) -> Operation {
+        let plan = Plan::new(tensors.iter().map(|tensor| tensor.values.len()), shape.lanes);
+        let fingerprint = fingerprint(reduction, &tensors);
+        let quantiser = shape.quantiser;
+        Operation { handle, first, first_exponent: None, tensors, reduction, plan, fingerprint, quantiser }
+    }
+
+    /// First position after this operation.
+    pub const fn end(&self) -> u64 {
+        self.first + 1 + self.plan.chunks()
+    }
+
+    pub const fn step(&self, position: u64) -> Step {
+        if position <= self.first { Step::Round } else { Step::Chunk(position - self.first - 1) }
+    }
+
+    pub fn piece(&self, index: u64) -> Option<Piece> {
+        self.plan.piece(index)
+    }
+
+    /// Name of the tensor that a step belongs to, or begins with.
+    pub fn tensor_name(&self, step: Step) -> String {
+        let index = match step {
+            Step::Round => self.plan.piece(0),
+            Step::Chunk(index) => self.plan.piece(index),
+        };
+        self.tensors.get(index.map_or(0, |piece| piece.tensor)).map_or_else(String::new, |t| t.name.clone())
+    }
+
+    /// What the ranks agree on in the exponent round. It has no scale and no root: their places carry a fingerprint, so that
+    /// ranks which issue different operations are told at once.
+    pub const fn round_chunk(&self) -> Chunk {
+        let [root, exponent] = self.fingerprint.to_be_bytes();
+        let chunk = Chunk::new(wire::Operation::Exponents, ElementType::F32, 0, exponent as i8);
+        Chunk { root, ..chunk }
+    }
+
+    /// What the ranks agree on for a chunk, given its exponent (which exact types and reductions do not use).
+    pub fn chunk(&self, piece: Piece, exponent: i8) -> Option<Chunk> {
+        let values = &self.tensors.get(piece.tensor)?.values;
+        let exponent = if self.is_scaled(values) { exponent } else { 0 };
+        Some(Chunk::new(self.reduction.operation(), values.element(), piece.lanes, exponent))
+    }
+
+    fn is_scaled(&self, values: &Values) -> bool {
+        self.reduction.adds() && values.element() != ElementType::I32
+    }
+
+    /// The exponent that chunks `from..to` need; those beyond the last need none.
+    ///
+    /// # Errors
+    /// The first value that cannot be sent.
+    pub fn exponent(&self, from: u64, to: u64) -> Result<i8, OperationError> {
+        (from..to.min(self.plan.chunks())).try_fold(E_MIN, |largest, index| {
+            let exponent = self.piece(index).map_or(Ok(E_MIN), |piece| self.exponent_of(piece))?;
+            Ok(largest.max(exponent))
+        })
+    }
+
+    fn exponent_of(&self, piece: Piece) -> Result<i8, OperationError> {
+        let Some(tensor) = self.tensors.get(piece.tensor) else { return Ok(E_MIN) };
+        let range = piece.start..piece.start + piece.len;
+        let found = match &tensor.values {
+            Values::F32(values) => quantise::exponent(values.get(range).unwrap_or(&[])),
+            Values::F16(values) => quantise::exponent(values.get(range).unwrap_or(&[])),
+            Values::Bf16(values) => quantise::exponent(values.get(range).unwrap_or(&[])),
+            Values::I32(values) if self.reduction.adds() => {
+                self.quantiser.unfit_integer(values.get(range).unwrap_or(&[])).map(|()| E_MIN)
+            }
+            Values::I32(_) => Ok(E_MIN),
+        };
+        match found {
+            Ok(exponent) => Ok(if self.is_scaled(&tensor.values) { exponent } else { E_MIN }),
+            Err(Unfit { index }) => Err(self.unfit(tensor, piece.start + index)),
+        }
+    }
+
+    fn unfit(&self, tensor: &Tensor, index: usize) -> OperationError {
+        let name = tensor.name.clone();
+        let float = |value: Option<f32>| OperationError::NonFinite {
+            tensor: tensor.name.clone(),
+            index,
+            value: value.unwrap_or(f32::NAN),
+        };
+        match &tensor.values {
+            Values::F32(values) => float(values.get(index).copied()),
+            Values::F16(values) => float(values.get(index).map(|value| value.to_f32())),
+            Values::Bf16(values) => float(values.get(index).map(|value| value.to_f32())),
+            Values::I32(values) => OperationError::IntegerRange {
+                tensor: name,
+                index,
+                value: values.get(index).copied().unwrap_or(0),
+                limit: self.quantiser.bias(),
+            },
+        }
+    }
+
+    /// Writes a chunk's lanes.
+    pub fn write(&self, piece: Piece, exponent: i8, payload: &mut [u8]) {
+        let Some(tensor) = self.tensors.get(piece.tensor) else { return };
+        let Ok(lanes) = bytemuck::try_cast_slice_mut::<u8, Lane>(payload) else { return };
+        let range = piece.start..piece.start + piece.len;
+        let (quantiser, extreme) = (self.quantiser, self.extreme());
+        macro_rules! floats {
+            ($values:expr) => {{
+                let values = $values.get(range).unwrap_or(&[]);
+                match extreme {
+                    None => quantiser.quantise(values, exponent, lanes),
+                    Some(extreme) => extreme.keys(values, lanes),
+                }
+            }};
+        }
+        match &tensor.values {
+            Values::F32(values) => floats!(values),
+            Values::F16(values) => floats!(values),
+            Values::Bf16(values) => floats!(values),
+            Values::I32(values) => {
+                let values = values.get(range).unwrap_or(&[]);
+                match extreme {
+                    None => quantiser.shift(values, lanes),
+                    Some(extreme) => extreme.integer_keys(values, lanes),
+                }
+            }
+        }
+    }
+
+    /// Reads a result into its place.
+    ///
+    /// # Errors
+    /// The first element whose result the type cannot hold.
+    pub fn read(&mut self, piece: Piece, scale: Scale, payload: &[u8]) -> Result<(), OperationError> {
+        let Ok(lanes) = bytemuck::try_cast_slice::<u8, Lane>(payload) else { return Ok(()) };
+        let (quantiser, extreme, mean) = (self.quantiser, self.extreme(), self.reduction == Reduction::Mean);
+        let Some(tensor) = self.tensors.get_mut(piece.tensor) else { return Ok(()) };
+        let range = piece.start..piece.start + piece.len;
+        macro_rules! floats {
+            ($values:expr) => {{
+                let values = $values.get_mut(range).unwrap_or(&mut []);
+                match extreme {
+                    None if mean => quantiser.means(scale, lanes, values),
+                    None => quantiser.sums(scale, lanes, values),
+                    Some(extreme) => extreme.values(lanes, values),
+                }
+            }};
+        }
+        let read = match &mut tensor.values {
+            Values::F32(values) => floats!(values),
+            Values::F16(values) => floats!(values),
+            Values::Bf16(values) => floats!(values),
+            Values::I32(values) => {
+                let values = values.get_mut(range).unwrap_or(&mut []);
+                match extreme {
+                    None if mean => quantiser.integer_means(scale.contributors, lanes, values),
+                    None => quantiser.integer_sums(scale.contributors, lanes, values),
+                    Some(extreme) => extreme.integer_values(lanes, values),
+                }
+                Ok(())
+            }
+        };
+        read.map_err(|unfit| OperationError::ResultRange {
+            tensor: tensor.name.clone(),
+            index: piece.start + unfit.index,
+        })
+    }
+
+    const fn extreme(&self) -> Option<Extreme> {
+        match self.reduction {
+            Reduction::Sum | Reduction::Mean => None,
+            Reduction::Max => Some(Extreme::Max),
+            Reduction::Min => Some(Extreme::Min),
+        }
+    }
+}
+
+/// What a job fixes for all its operations.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    pub lanes: u16,
+    pub quantiser: Quantiser,
+}
+
+/// A hash (FNV-1a) of what all ranks must issue alike.
+fn fingerprint(reduction: Reduction, tensors: &[Tensor]) -> u16 {
+    let mut hash = 0xCBF2_9CE4_8422_2325_u64;
+    let mut push = |bytes: &[u8]| {
+        for byte in bytes {
+            hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01B3);
+        }
+    };
+    push(&[reduction.operation() as u8]);
+    for tensor in tensors {
+        push(&(tensor.name.len() as u64).to_be_bytes());
+        push(tensor.name.as_bytes());
+        push(&[tensor.values.element() as u8]);
+        push(&(tensor.values.len() as u64).to_be_bytes());
+    }
+    (hash ^ hash >> 16 ^ hash >> 32 ^ hash >> 48) as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+
+    fn tensor(name: &str, values: Values) -> Tensor {
+        Tensor { name: name.into(), values }
+    }
+
+    fn operation(reduction: Reduction, tensors: Vec<Tensor>) -> Operation {
+        let shape = Shape { lanes: 32, quantiser: Quantiser::new(2) };
+        Operation::new(Handle(0), 10, reduction, tensors, shape)
+    }
+
+    #[test]
+    fn exponents_are_those_of_the_chunk_and_bad_values_are_named() {
+        let mut values = vec![1.0_f32; 100];
+        values[70] = 300.0;
+        let mut op = operation(Reduction::Sum, vec![tensor("w", Values::F32(values))]);
+        assert_eq!((op.first, op.end()), (10, 15));
+        assert_eq!((op.step(10), op.step(11), op.step(14)), (Step::Round, Step::Chunk(0), Step::Chunk(3)));
+        assert_eq!([op.exponent(0, 2), op.exponent(0, 9), op.exponent(4, 5)], [Ok(0), Ok(8), Ok(E_MIN)]);
+        let Values::F32(values) = &mut op.tensors[0].values else { return };
+        values[97] = f32::NEG_INFINITY;
+        assert_eq!(op.exponent(0, 3), Ok(8));
+        let name = "w".into();
+        let error = OperationError::NonFinite { tensor: name, index: 97, value: f32::NEG_INFINITY };
+        assert_eq!(op.exponent(0, 4), Err(error));
+    }
+
+    #[test]
+    fn integers_have_a_limit_only_where_they_are_added() {
+        let values = || vec![tensor("i", Values::I32(vec![0, i32::MIN]))];
+        let error = operation(Reduction::Mean, values()).exponent(0, 1);
+        assert!(matches!(error, Err(OperationError::IntegerRange { index: 1, limit: 0x4000_0000, .. })));
+        assert_eq!(operation(Reduction::Min, values()).exponent(0, 1), Ok(E_MIN));
+    }
+
+    #[test]
+    fn fingerprints_tell_operations_apart() {
+        let f32s = |name, n| tensor(name, Values::F32(vec![0.0; n]));
+        let all = [
+            operation(Reduction::Sum, vec![f32s("a", 1), f32s("b", 2)]),
+            operation(Reduction::Max, vec![f32s("a", 1), f32s("b", 2)]),
+            operation(Reduction::Sum, vec![f32s("b", 2), f32s("a", 1)]),
+            operation(Reduction::Sum, vec![f32s("a", 2), f32s("b", 1)]),
+            operation(Reduction::Sum, vec![tensor("a", Values::I32(vec![0])), f32s("b", 2)]),
+        ];
+        let distinct: std::collections::BTreeSet<u16> = all.iter().map(|op| op.fingerprint).collect();
+        assert_eq!(distinct.len(), all.len());
+    }
+}

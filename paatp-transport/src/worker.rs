@@ -1,0 +1,388 @@
+//! The state machine of one rank.
+//!
+//! Every chunk has a *contribution*, to be acknowledged, and a *wish*, to be granted; both rest on requests that may get
+//! lost. Chunks are counted by positions: 64-bit, from the job's beginning; the low half is the sequence number on the wire.
+//! `docs/numerics.md` says what chunks hold, `protocol-rules` (F…) why the rules are as they are.
+
+mod ending;
+mod receive;
+mod transmit;
+
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use paatp_common::limits::MAX_RANKS;
+use paatp_common::wire::HEADER_BYTES;
+use paatp_common::{Seq, tag};
+
+use crate::error::OperationError;
+use crate::membership::{Membership, MembershipError, Settings};
+use crate::operation::{Operation, Shape};
+use crate::quantise::Quantiser;
+use crate::recovery::Recovery;
+use crate::ring::{Ring, Wish};
+use crate::statistics::Statistics;
+use crate::tensor::{Handle, Reduction, Tensor};
+use crate::time::{Backoff, Time};
+use crate::window::{Fixed, Window};
+
+/// Shortest interval between polls for the lowest chunk, and the first one before a round trip was measured.
+const POLL_FLOOR: Duration = Duration::from_micros(50);
+const POLL_UNMEASURED: Duration = Duration::from_millis(1);
+/// Longest interval between polls: a late rank is noticed within this time.
+const POLL_CAP: Duration = Duration::from_millis(10);
+/// First and longest wait after BUSY. The ring frees up within round trips, unless a rank is stuck.
+const BUSY_FIRST: Duration = Duration::from_micros(100);
+const BUSY_CAP: Duration = Duration::from_millis(10);
+/// First interval of the linger pulls; it doubles up to a quarter of the job's timeout (protocol-rules F24).
+const LINGER_FIRST: Duration = Duration::from_millis(1);
+/// Longest interval of the linger pulls of a rank that leaves: its user waits for the end.
+const LEAVE_CAP: Duration = Duration::from_millis(100);
+
+/// Something that the user of a [`Worker`] waits for.
+#[derive(Debug)]
+pub enum Event {
+    /// An operation is done; the tensors hold its result.
+    Done {
+        /// The operation.
+        handle: Handle,
+        /// The tensors that were handed in.
+        tensors: Vec<Tensor>,
+    },
+    /// An operation failed.
+    Failed {
+        /// The operation.
+        handle: Handle,
+        /// Why.
+        error: OperationError,
+    },
+    /// The last event after [`Worker::leave`].
+    Left {
+        /// Every rank has every result; otherwise the time to linger was over, or the job failed.
+        complete: bool,
+    },
+}
+
+/// A datagram that was written to the buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transmit {
+    /// Bytes of the datagram.
+    pub len: usize,
+    /// Chunk: it belongs to port `base + seq mod ports`.
+    pub seq: Seq,
+}
+
+/// Where a worker stands in the life of its generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Operations are run.
+    Running,
+    /// An operation failed at this time; what was begun is finished, so that the other ranks learn of it.
+    Draining(Time),
+    /// Nothing is sent any more.
+    Halted,
+}
+
+/// What came in since the lowest undelivered chunk is waited for.
+#[derive(Clone, Copy, Debug, Default)]
+struct Waiting {
+    /// Since when no chunk was delivered.
+    since: Time,
+    /// An answer came.
+    answered: bool,
+    /// Contributors of the lowest undelivered chunk, by the latest answer about it.
+    bitmap: Option<u64>,
+}
+
+/// Contributions from this chunk on wait, because the ring has no room for it.
+#[derive(Clone, Copy, Debug)]
+struct Busy {
+    from: u64,
+    until: Time,
+}
+
+/// What the answers tell of the other ranks.
+#[derive(Clone, Copy, Debug, Default)]
+struct Others {
+    /// Every rank's contributions below are acknowledged: these chunks are complete, unless they are redone.
+    p_min: u64,
+    p_max: u64,
+    /// Every rank has the results below (protocol-rules F2: not the same as `p_min`).
+    min_ack: u64,
+    slowest: u8,
+}
+
+/// Factors of all ranks' salts.
+#[derive(Debug)]
+struct Keys {
+    keys: Vec<u64>,
+    /// A bitmap and the sum of its ranks' keys: most results have the same contributors.
+    cached: (u64, u64),
+}
+
+impl Keys {
+    fn new(nonce: u64, world: u8) -> Keys {
+        Keys { keys: (0..world).map(|rank| tag::rank_key(nonce, rank)).collect(), cached: (0, 0) }
+    }
+
+    fn of(&self, rank: u8) -> u64 {
+        self.keys.get(usize::from(rank)).copied().unwrap_or(0)
+    }
+
+    fn sum(&mut self, bitmap: u64) -> u64 {
+        if self.cached.0 != bitmap {
+            let keys = self.keys.iter().zip(0..MAX_RANKS).filter(|(_, rank)| bitmap >> rank & 1 == 1);
+            self.cached = (bitmap, keys.fold(0, |sum, (key, _)| sum.wrapping_add(*key)));
+        }
+        self.cached.1
+    }
+}
+
+/// One rank of a job. See the crate's documentation; drive it as
+///
+/// ```text
+/// loop { while poll_transmit … send; while poll_event … handle; wait for a datagram or poll_timeout;
+///        handle_datagram or handle_timeout }
+/// ```
+#[derive(Debug)]
+pub struct Worker {
+    membership: Membership,
+    settings: Settings,
+    quantiser: Quantiser,
+    keys: Keys,
+    window: Box<dyn Window>,
+    recovery: Recovery,
+    ring: Ring,
+    statistics: Statistics,
+    operations: VecDeque<Operation>,
+    events: VecDeque<Event>,
+    handles: u64,
+
+    /// All results below have been delivered: `ack` on the wire.
+    delivered: u64,
+    /// All contributions below have been acknowledged, or their results delivered: `progress` on the wire.
+    acknowledged: u64,
+    /// First chunk that was never contributed.
+    next: u64,
+    /// First chunk after all operations.
+    end: u64,
+    /// All wishes from `delivered` up to here are asked for or granted.
+    asked: u64,
+    /// Wishes that rest on requests under way.
+    wishes: u64,
+    /// Chunks whose contributions are to be sent again; may name some that are not any more.
+    resend: VecDeque<u64>,
+
+    others: Others,
+    waiting: Waiting,
+    busy: Option<Busy>,
+    busy_delay: Duration,
+    poll: Backoff,
+    linger: Backoff,
+    phase: Phase,
+    /// A result that its type cannot hold: its position and the error, until all before it are delivered.
+    overflow: Option<(u64, OperationError)>,
+    leaving: Option<Time>,
+    left: bool,
+}
+
+impl Worker {
+    /// A worker whose window is the job's.
+    ///
+    /// # Errors
+    /// What does not fit in the membership.
+    pub fn new(membership: Membership, settings: Settings) -> Result<Worker, MembershipError> {
+        Worker::with_window(membership, settings, Box::new(Fixed(u32::from(membership.window))))
+    }
+
+    /// A worker with a window controller.
+    ///
+    /// # Errors
+    /// What does not fit in the membership.
+    pub fn with_window(
+        membership: Membership,
+        settings: Settings,
+        window: Box<dyn Window>,
+    ) -> Result<Worker, MembershipError> {
+        membership.check()?;
+        let most = usize::from(membership.window) * 4 + 16;
+        let start = Backoff::new(Time(0), LINGER_FIRST);
+        Ok(Worker {
+            membership,
+            settings,
+            quantiser: Quantiser::new(membership.world),
+            keys: Keys::new(membership.nonce, membership.world),
+            window,
+            recovery: Recovery::new(most),
+            ring: Ring::new(&membership),
+            statistics: Statistics::default(),
+            operations: VecDeque::new(),
+            events: VecDeque::with_capacity(8),
+            handles: 0,
+            delivered: 0,
+            acknowledged: 0,
+            next: 0,
+            end: 0,
+            asked: 0,
+            wishes: 0,
+            resend: VecDeque::with_capacity(most),
+            others: Others::default(),
+            waiting: Waiting::default(),
+            busy: None,
+            busy_delay: BUSY_FIRST,
+            poll: start,
+            linger: start,
+            phase: Phase::Running,
+            overflow: None,
+            leaving: None,
+            left: false,
+        })
+    }
+
+    /// Queues an all-reduce of many tensors, back to back with earlier ones. The values come back in the event, in place.
+    pub fn all_reduce(&mut self, now: Time, reduction: Reduction, tensors: Vec<Tensor>) -> Handle {
+        let handle = Handle(self.handles);
+        self.handles += 1;
+        if self.phase != Phase::Running || self.leaving.is_some() || self.overflow.is_some() {
+            self.events.push_back(Event::Failed { handle, error: OperationError::Over });
+            return handle;
+        }
+        if self.operations.is_empty() {
+            self.waiting = Waiting { since: now, ..Waiting::default() };
+            self.reset_timers(now);
+        }
+        let shape = Shape { lanes: self.membership.lanes, quantiser: self.quantiser };
+        let operation = Operation::new(handle, self.end, reduction, tensors, shape);
+        self.end = operation.end();
+        self.operations.push_back(operation);
+        handle
+    }
+
+    /// No further operations: stay at hand until every rank has everything, or for [`Settings::linger`] after the own
+    /// work is done; then [`Event::Left`].
+    pub fn leave(&mut self, now: Time) {
+        if self.leaving.is_none() {
+            self.leaving = Some(now);
+            // The others may wait for this rank's last acknowledgement.
+            self.linger = Backoff::at_once(now, LINGER_FIRST);
+            self.look_for_the_end();
+        }
+    }
+
+    /// Writes the next datagram to `buffer`; `None` if there is nothing to send now, or the buffer is shorter than
+    /// [`Worker::datagram_bytes`].
+    pub fn poll_transmit(&mut self, now: Time, buffer: &mut [u8]) -> Option<Transmit> {
+        if self.phase == Phase::Halted || buffer.len() < self.datagram_bytes() {
+            return None;
+        }
+        let transmit = self.next_datagram(now, buffer)?;
+        self.statistics.datagrams_sent += 1;
+        self.statistics.bytes_sent += transmit.len as u64;
+        Some(transmit)
+    }
+
+    /// Length of the longest datagram of this job.
+    #[must_use]
+    pub const fn datagram_bytes(&self) -> usize {
+        HEADER_BYTES + 4 * self.membership.lanes as usize
+    }
+
+    /// Takes in a datagram from the aggregator.
+    pub fn handle_datagram(&mut self, now: Time, datagram: &[u8]) {
+        self.statistics.datagrams_received += 1;
+        self.statistics.bytes_received += datagram.len() as u64;
+        if self.phase != Phase::Halted {
+            self.take(now, datagram);
+            self.detect_losses(now);
+            self.look_for_the_end();
+        }
+    }
+
+    /// When to call [`Worker::handle_timeout`], if nothing arrives before.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Time> {
+        if self.phase == Phase::Halted {
+            return None;
+        }
+        let poll =
+            (self.delivered < self.open_end() && self.is_unasked(self.delivered)).then_some(self.poll.at);
+        let linger = self.is_lingering().then_some(self.linger.at);
+        let busy = self.busy.map(|busy| busy.until);
+        [self.recovery.deadline(), poll, linger, busy, self.deadline()].into_iter().flatten().min()
+    }
+
+    /// The time that [`Worker::poll_timeout`] told has come. Harmless at other times.
+    pub fn handle_timeout(&mut self, now: Time) {
+        if self.phase == Phase::Halted {
+            return;
+        }
+        if self.busy.is_some_and(|busy| now >= busy.until) {
+            self.busy = None;
+        }
+        self.detect_losses(now);
+        self.meet_deadlines(now);
+        self.look_for_the_end();
+    }
+
+    /// What has happened, oldest first.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// What was counted.
+    pub const fn statistics(&self) -> &Statistics {
+        &self.statistics
+    }
+
+    /// Chunks delivered, and queued in total, exponent rounds included.
+    #[must_use]
+    pub const fn chunks(&self) -> (u64, u64) {
+        if self.delivered < self.end { (self.delivered, self.end) } else { (self.end, self.end) }
+    }
+
+    /// First chunk that this worker has no business with: neither contributed nor cut off by a failure.
+    fn open_end(&self) -> u64 {
+        self.next.min(self.end)
+    }
+
+    fn is_unasked(&self, position: u64) -> bool {
+        self.ring.get(position).is_some_and(|entry| matches!(entry.wish, Wish::Idle | Wish::Refused))
+    }
+
+    /// All own work is done. A failure may have cut the end off below what was delivered.
+    fn has_everything(&self) -> bool {
+        self.delivered >= self.end && self.acknowledged >= self.end
+    }
+
+    /// All own work is done, and others may still need this rank (protocol-rules F1 i).
+    fn is_lingering(&self) -> bool {
+        self.has_everything() && self.others.min_ack < self.end
+    }
+
+    /// The operation that a position belongs to, as an index.
+    fn operation_at(&self, position: u64) -> Option<usize> {
+        let index = self.operations.partition_point(|op| op.end() <= position);
+        self.operations.get(index).filter(|op| op.first <= position).map(|_| index)
+    }
+
+    /// The position with this sequence number: the one nearest to the lowest undelivered chunk.
+    fn position_of(&self, seq: Seq) -> Option<u64> {
+        let ahead = seq.since(seq_of(self.delivered)) as i32;
+        self.delivered.checked_add_signed(i64::from(ahead))
+    }
+
+    /// Something moved: waits start from their shortest again.
+    fn reset_timers(&mut self, now: Time) {
+        let half_trip = self.recovery.srtt().map_or(POLL_UNMEASURED, |srtt| srtt / 2);
+        self.poll = Backoff::new(now, half_trip.clamp(POLL_FLOOR, POLL_CAP));
+        self.linger = Backoff::new(now, LINGER_FIRST);
+        self.busy_delay = BUSY_FIRST;
+    }
+}
+
+/// The sequence number of a position.
+const fn seq_of(position: u64) -> Seq {
+    Seq(position as u32)
+}

@@ -1,0 +1,404 @@
+//! What an answer changes.
+
+use alloc::string::String;
+
+use paatp_common::Refusal;
+use paatp_common::wire::{Answer, Body, HEADER_BYTES, Header, Redo, Status};
+
+use super::{BUSY_CAP, Busy, Event, Waiting, Worker};
+use crate::error::{OperationError, ranks_of};
+use crate::operation::Step;
+use crate::quantise::Scale;
+use crate::recovery::Settled;
+use crate::ring::{Contribution, Entry, Wish};
+use crate::time::Time;
+use crate::window::Feedback;
+
+/// Results of one attempt that fail their check before a redo is asked for: the first may have been damaged on the wire,
+/// which asking again mends (protocol-rules part 2.1).
+const FAILURES_BEFORE_REDO: u8 = 2;
+
+/// A result as it arrived.
+struct Arrived<'a> {
+    position: u64,
+    bitmap: u64,
+    tag: u64,
+    next_exponent: i8,
+    attempt: u8,
+    non_finite: Option<u8>,
+    payload: &'a [u8],
+}
+
+impl Worker {
+    /// Reads a datagram and acts on it, if it is an answer for this worker.
+    pub(super) fn take(&mut self, now: Time, datagram: &[u8]) {
+        let Some((header, payload)) = Header::of(datagram).zip(datagram.get(HEADER_BYTES..)) else {
+            return self.statistics.refuse(Refusal::Truncated);
+        };
+        let answer = match Answer::decode(header) {
+            Ok(answer) => answer,
+            Err(refusal) => return self.statistics.refuse(refusal),
+        };
+        let (us, them) = (&self.membership, &answer);
+        if (us.job, us.rank, us.generation) != (them.job, them.worker, them.generation) {
+            self.statistics.foreign_answers += 1;
+            return;
+        }
+        let lanes = if let Body::Result { lanes, .. } = answer.body { lanes } else { 0 };
+        if payload.len() != usize::from(lanes) * 4 {
+            return self.statistics.refuse(Refusal::LengthMismatch);
+        }
+        if answer.status == Status::Rejoin {
+            // Nothing else in it is true: the header is the request's.
+            return self.halt(OperationError::Rejoin);
+        }
+        self.obey(now, &answer, payload);
+    }
+
+    fn obey(&mut self, now: Time, answer: &Answer, payload: &[u8]) {
+        self.waiting.answered = true;
+        self.learn(answer);
+        let settled = self.recovery.settle(now, answer.token);
+        self.statistics.late_answers += u64::from(settled.is_some_and(|s| s.late));
+        self.statistics.srtt_us = self.recovery.srtt().map_or(0, |srtt| srtt.as_micros() as u64);
+        self.report(now, answer, settled);
+        match answer.body {
+            Body::Result { want, bitmap, tag, next_exponent, non_finite, .. } => {
+                if let Some(position) = self.position_of(want) {
+                    let attempt = answer.attempt;
+                    let arrived =
+                        Arrived { position, bitmap, tag, next_exponent, attempt, non_finite, payload };
+                    self.judge(now, &arrived);
+                }
+            }
+            Body::Pending { min_ack, bitmap, redo } => {
+                let min_ack = self.position_of(min_ack).filter(|position| *position <= self.delivered);
+                self.others.min_ack = self.others.min_ack.max(min_ack.unwrap_or(0));
+                self.open_gate();
+                if let Some(redo) = redo {
+                    self.join_redo(redo);
+                }
+                // A pull is told the attempt of the chunk that it asks about, a contribution that of its own.
+                if settled.is_some_and(|s| s.sent.contribution.is_none()) {
+                    self.join_redo(Redo { seq: answer.seq, attempt: answer.attempt });
+                }
+                if settled.is_some_and(|s| s.sent.about == self.delivered) && answer.status != Status::Aborted
+                {
+                    self.waiting.bitmap = Some(bitmap);
+                }
+            }
+        }
+        let Some(Settled { sent, .. }) = settled else { return };
+        if let Some(position) = sent.wish {
+            let should_be_there = position < self.position_of(answer.p_min).unwrap_or(0);
+            let refused = should_be_there && matches!(answer.body, Body::Pending { .. });
+            self.release_wish(position, answer.token, if refused { Wish::Refused } else { Wish::Idle });
+        }
+        if let Some((position, attempt)) = sent.contribution {
+            self.heed(now, answer, position, attempt);
+        }
+    }
+
+    /// Takes in what the answer tells of the other ranks.
+    fn learn(&mut self, answer: &Answer) {
+        self.statistics.ecn_echoes += u64::from(answer.ecn_echo);
+        let p_min = self.position_of(answer.p_min).unwrap_or(0).min(self.next);
+        self.others.p_min = self.others.p_min.max(p_min);
+        self.others.p_max = self.others.p_max.max(self.position_of(answer.p_max).unwrap_or(0));
+        if !matches!(answer.body, Body::Result { non_finite: Some(_), .. }) {
+            self.others.slowest = answer.slowest;
+        }
+    }
+
+    fn report(&mut self, now: Time, answer: &Answer, settled: Option<Settled>) {
+        self.window.on_answer(&Feedback {
+            now,
+            rtt: settled.map(|s| s.rtt),
+            ecn_echo: answer.ecn_echo,
+            busy: answer.status == Status::Busy,
+            p_min: self.others.p_min,
+            p_max: self.others.p_max,
+            progress: self.acknowledged,
+            granted: answer.window,
+            gain: answer.gain,
+        });
+    }
+
+    /// What the status says of the contribution in the answered request.
+    fn heed(&mut self, now: Time, answer: &Answer, position: u64, attempt: u8) {
+        let Some(entry) = self.ring.get_mut(position) else { return };
+        let current = entry.contribution == Contribution::UnderWay(answer.token);
+        match answer.status {
+            // Late contributions are not included, but whether one was is the result's bitmap's to say (F7).
+            Status::Ok | Status::Stale | Status::NotIncluded => {
+                if attempt == entry.attempt {
+                    self.acknowledge(position);
+                }
+            }
+            Status::Busy | Status::Conflict | Status::BadLength | Status::NotYet => {
+                self.statistics.busy += u64::from(answer.status == Status::Busy);
+                if current {
+                    self.wait_for_room(now, position);
+                    self.queue(position);
+                }
+            }
+            Status::BadTag => {
+                self.statistics.bad_tags += 1;
+                if current {
+                    self.queue(position);
+                }
+            }
+            Status::OldAttempt | Status::Aborted if matches!(answer.body, Body::Result { .. }) => {
+                if current {
+                    entry.bare = true;
+                    self.queue(position);
+                }
+            }
+            Status::OldAttempt => {
+                // Equal to the slot's, or the next one if this rank was ahead of it.
+                let slot = answer.attempt;
+                let adopted = if attempt > slot { slot.saturating_add(1) } else { slot };
+                if current && attempt == entry.attempt {
+                    self.restart(position, adopted);
+                }
+            }
+            Status::Aborted => {
+                let reason = Refusal::ALL.get(usize::from(answer.attempt)).copied();
+                let bitmap = if let Body::Pending { bitmap, .. } = answer.body { bitmap } else { 0 };
+                self.abort(position, reason.unwrap_or(Refusal::Mismatch), bitmap);
+            }
+            Status::Rejoin => {}
+        }
+    }
+
+    /// The contribution is in the slot.
+    fn acknowledge(&mut self, position: u64) {
+        if let Some(entry) = self.ring.get_mut(position) {
+            entry.contribution = Contribution::Acknowledged;
+        }
+        self.advance_progress();
+    }
+
+    /// Progress never goes back, nor stops at a chunk that is only wanted again for a redo: the aggregator takes no jump of
+    /// more than the ring (protocol-rules F13).
+    fn advance_progress(&mut self) {
+        self.acknowledged = self.acknowledged.max(self.delivered.min(self.end));
+        let is_in = |entry: &Entry| entry.contribution == Contribution::Acknowledged;
+        while self.acknowledged < self.open_end() && self.ring.get(self.acknowledged).is_some_and(is_in) {
+            self.acknowledged += 1;
+        }
+    }
+
+    /// The contribution is to be sent again.
+    fn queue(&mut self, position: u64) {
+        if let Some(entry) = self.ring.get_mut(position) {
+            entry.contribution = Contribution::Queued;
+            self.resend.push_back(position);
+        }
+    }
+
+    /// The contribution is to be sent again under another attempt; what was acknowledged of it is void, also if this rank
+    /// has the result already (protocol-rules F1 iii, part 2.2).
+    fn restart(&mut self, position: u64, attempt: u8) {
+        let Some(entry) = self.ring.get_mut(position) else { return };
+        if !entry.restart(attempt) {
+            return self.abort(position, Refusal::TooManyAttempts, 0);
+        }
+        if entry.wish == Wish::Refused {
+            entry.wish = Wish::Idle;
+        }
+        self.asked = self.asked.min(position);
+        self.resend.push_back(position);
+        self.statistics.redos_joined += 1;
+    }
+
+    fn join_redo(&mut self, redo: Redo) {
+        let Some(position) = self.position_of(redo.seq).filter(|position| *position < self.open_end()) else {
+            return;
+        };
+        if self.ring.get(position).is_some_and(|entry| entry.attempt < redo.attempt) {
+            self.restart(position, redo.attempt);
+        }
+    }
+
+    /// The ring has no room: wait, twice as long each time, before contributions from there on are sent.
+    fn wait_for_room(&mut self, now: Time, position: u64) {
+        match &mut self.busy {
+            // One burst of refusals is one.
+            Some(busy) if now < busy.until => busy.from = busy.from.min(position),
+            _ => {
+                self.busy = Some(Busy { from: position, until: now.plus(self.busy_delay) });
+                self.busy_delay = (self.busy_delay * 2).min(BUSY_CAP);
+            }
+        }
+    }
+
+    /// There is room again if everybody has acknowledged enough.
+    fn open_gate(&mut self) {
+        let reach = self.others.min_ack + u64::from(self.membership.slots);
+        if self.busy.is_some_and(|busy| busy.from < reach) {
+            self.busy = None;
+        }
+    }
+
+    fn release_wish(&mut self, position: u64, token: u32, to: Wish) {
+        let Some(entry) = self.ring.get_mut(position) else { return };
+        if entry.wish == Wish::Asked(token) {
+            entry.wish = to;
+            self.wishes -= 1;
+            self.asked = self.asked.min(position);
+        }
+    }
+
+    /// Gives up on requests that took too long; what they carried is to be sent again.
+    pub(super) fn detect_losses(&mut self, now: Time) {
+        let mut lost = 0;
+        while let Some((token, sent)) = self.recovery.next_lost(now) {
+            lost += 1;
+            if let Some(position) = sent.wish {
+                self.release_wish(position, token, Wish::Idle);
+            }
+            let under_way = Contribution::UnderWay(token);
+            let carried = sent.contribution.map(|(position, _)| position);
+            if carried.is_none() && sent.wish.is_none() {
+                // A linger pull: there are only a few within a timeout, so each must get through.
+                self.linger.at = self.linger.at.min(now);
+            }
+            if let Some(position) =
+                carried.filter(|p| self.ring.get(*p).is_some_and(|e| e.contribution == under_way))
+            {
+                self.queue(position);
+            }
+        }
+        if lost > 0 {
+            self.statistics.losses += u64::from(lost);
+            self.window.on_losses(now, lost);
+        }
+    }
+
+    /// Delivers a result, or says why not.
+    fn judge(&mut self, now: Time, arrived: &Arrived<'_>) {
+        let position = arrived.position;
+        let open = position < self.open_end();
+        let Some(entry) = self.ring.get(position).copied().filter(|_| open) else {
+            self.statistics.unexpected_results += 1;
+            return;
+        };
+        // Before the check: a torn late answer must not start a redo (protocol-rules part 2.3).
+        if entry.wish == Wish::Delivered {
+            self.statistics.duplicate_results += 1;
+            return;
+        }
+        let own = arrived.bitmap >> self.membership.rank & 1 == 1;
+        let sound = arrived.bitmap != 0
+            && arrived.bitmap & !self.membership.everybody() == 0
+            && arrived.payload.len() == usize::from(entry.chunk.lanes) * 4
+            && (!own || arrived.next_exponent >= entry.next_exponent)
+            && self.is_sound(position, entry.chunk, arrived.bitmap, arrived.tag, arrived.payload);
+        if !sound {
+            return self.doubt(position, arrived.attempt);
+        }
+        if !own {
+            let tensor = self.tensor_at(position, 0);
+            return self.fail_at(now, position, position, OperationError::Excluded { tensor });
+        }
+        self.deliver(now, arrived);
+    }
+
+    /// A result failed its check: ask again, then for a redo. An older attempt than the one asked for says nothing new.
+    fn doubt(&mut self, position: u64, attempt: u8) {
+        self.statistics.failed_checks += 1;
+        let Some(entry) = self.ring.get_mut(position) else { return };
+        if attempt < entry.attempt {
+            return;
+        }
+        entry.failed = entry.failed.saturating_add(1);
+        if attempt > entry.attempt {
+            self.restart(position, attempt);
+        } else if entry.failed >= FAILURES_BEFORE_REDO {
+            self.statistics.redos_asked += 1;
+            self.restart(position, attempt.saturating_add(1));
+        }
+    }
+
+    fn deliver(&mut self, now: Time, arrived: &Arrived<'_>) {
+        let position = arrived.position;
+        let Some(entry) = self.ring.get_mut(position) else { return };
+        self.wishes -= u64::from(matches!(entry.wish, Wish::Asked(_)));
+        (entry.wish, entry.agreed) = (Wish::Delivered, arrived.next_exponent);
+        if arrived.attempt >= entry.attempt {
+            // The result says so, whatever became of the acknowledgement.
+            entry.contribution = Contribution::Acknowledged;
+        }
+        let exponent = entry.chunk.exponent;
+        self.statistics.results += 1;
+        let lowest = self.delivered;
+        while self.delivered < self.open_end() && self.is_delivered(self.delivered) {
+            self.delivered += 1;
+        }
+        self.advance_progress();
+        let bitmap = if self.delivered == lowest { self.waiting.bitmap } else { None };
+        self.waiting = Waiting { since: now, answered: false, bitmap };
+        self.reset_timers(now);
+        if let Some(rank) = arrived.non_finite {
+            let tensor = self.tensor_at(position, u64::from(self.membership.window));
+            self.fail_at(now, position, position + 1, OperationError::PeerNonFinite { rank, tensor });
+        } else {
+            let scale = Scale { exponent, contributors: arrived.bitmap.count_ones() };
+            self.write_result(position, scale, arrived);
+        }
+        self.finish_operations(now);
+    }
+
+    fn is_delivered(&self, position: u64) -> bool {
+        self.ring.get(position).is_some_and(|entry| entry.wish == Wish::Delivered)
+    }
+
+    fn write_result(&mut self, position: u64, scale: Scale, arrived: &Arrived<'_>) {
+        let Some(op) = self.operation_at(position).and_then(|index| self.operations.get_mut(index)) else {
+            return;
+        };
+        let written = match op.step(position) {
+            Step::Round => {
+                op.first_exponent = Some(arrived.next_exponent);
+                Ok(())
+            }
+            Step::Chunk(number) => {
+                op.piece(number).map_or(Ok(()), |piece| op.read(piece, scale, arrived.payload))
+            }
+        };
+        if let Err(error) = written {
+            self.note_overflow(position, error);
+        }
+    }
+
+    /// Hands out operations whose chunks are all here, and the error of a result that fits no type: in order, so that all
+    /// ranks see the same.
+    fn finish_operations(&mut self, now: Time) {
+        if let Some((position, error)) = self.overflow.take_if(|(position, _)| self.delivered > *position) {
+            self.fail_at(now, position, position + 1, error);
+        }
+        while let Some(op) = self.operations.pop_front_if(|op| op.end() <= self.delivered) {
+            self.events.push_back(Event::Done { handle: op.handle, tensors: op.tensors });
+        }
+    }
+
+    /// Name of the tensor of the chunk `ahead` after a position, or of the last one of its operation.
+    pub(super) fn tensor_at(&self, position: u64, ahead: u64) -> String {
+        let op = self.operation_at(position).and_then(|index| self.operations.get(index));
+        op.map_or_else(String::new, |op| match op.step(position) {
+            Step::Round => op.tensor_name(Step::Round),
+            Step::Chunk(number) if op.piece(number + ahead).is_some() => {
+                op.tensor_name(Step::Chunk(number + ahead))
+            }
+            step => op.tensor_name(step),
+        })
+    }
+
+    /// The aggregator will not take this rank's contribution.
+    fn abort(&mut self, position: u64, reason: Refusal, bitmap: u64) {
+        let ranks = ranks_of(bitmap & !(1 << self.membership.rank));
+        let tensor = self.tensor_at(position, 0);
+        self.halt(OperationError::Aborted { reason, ranks, tensor });
+    }
+}

@@ -1,0 +1,252 @@
+//! What to send next.
+//!
+//! Contributions first, each with a wish; then pulls for chunks that must be complete; then, paced, a pull for the lowest
+//! undelivered chunk; and when the own work is done, slow pulls for the sake of the other ranks.
+
+use paatp_common::aggregate::unsalted;
+use paatp_common::tag;
+use paatp_common::wire::{Chunk, HEADER_BYTES, Kind, Request, flags};
+
+use super::{LEAVE_CAP, LINGER_FIRST, POLL_CAP, Transmit, Worker, seq_of};
+use crate::error::OperationError;
+use crate::operation::Step;
+use crate::recovery::Sent;
+use crate::ring::{Contribution, Entry, Wish, payload_tag};
+use crate::time::Time;
+
+impl Worker {
+    pub(super) fn next_datagram(&mut self, now: Time, buffer: &mut [u8]) -> Option<Transmit> {
+        if let Some(position) = self.next_contribution(now) {
+            return self.send_contribution(now, position, buffer);
+        }
+        if let Some(position) = self.next_pull(now) {
+            return self.send_pull(now, position, buffer);
+        }
+        self.send_linger_pull(now, buffer)
+    }
+
+    /// A contribution to be sent again, or a new one if the window allows it.
+    fn next_contribution(&mut self, now: Time) -> Option<u64> {
+        let open_below = self.busy.filter(|busy| now < busy.until).map_or(u64::MAX, |busy| busy.from);
+        while let Some(index) = self.resend.iter().position(|position| *position < open_below) {
+            let position = self.resend.remove(index)?;
+            let is_queued = self.ring.get(position).is_some_and(|e| e.contribution == Contribution::Queued);
+            if position < self.end && is_queued {
+                return Some(position);
+            }
+        }
+        let position = self.next;
+        if position < self.end.min(open_below) && position < self.delivered + self.send_window() {
+            return self.contribute(now, position);
+        }
+        None
+    }
+
+    /// Chunks that may be under way. W bounds it: result k − W must be here before chunk k is made (protocol-rules F5).
+    fn send_window(&self) -> u64 {
+        u64::from(self.window.chunks()).clamp(1, u64::from(self.membership.window))
+    }
+
+    /// Makes the contribution of the next chunk; `None` if its exponent is not known yet.
+    fn contribute(&mut self, now: Time, position: u64) -> Option<u64> {
+        let index = self.operation_at(position)?;
+        let op = self.operations.get(index)?;
+        let window = u64::from(self.membership.window);
+        let (chunk, ahead) = match op.step(position) {
+            Step::Round => (op.round_chunk(), op.exponent(0, window)),
+            Step::Chunk(number) => {
+                // Only what a complete result says: an acknowledgement tells a maximum so far (protocol-rules F5).
+                let exponent = if number < window {
+                    op.first_exponent?
+                } else {
+                    self.ring.get(position - window).filter(|entry| entry.wish == Wish::Delivered)?.agreed
+                };
+                let piece = op.piece(number)?;
+                op.write(piece, exponent, self.ring.payload_mut(position, piece.lanes));
+                (op.chunk(piece, exponent)?, op.exponent(number + window, number + window + 1))
+            }
+        };
+        let fault = ahead.as_ref().err().cloned();
+        let mut entry = Entry::new(position, chunk, ahead.unwrap_or(crate::quantise::E_MIN));
+        let salt = tag::salt(self.keys.of(self.membership.rank), seq_of(position), chunk);
+        entry.tag = payload_tag(self.ring.payload(position, chunk.lanes)).wrapping_add(salt);
+        entry.flagged = fault.is_some();
+        self.ring.put(entry);
+        self.next += 1;
+        self.statistics.contributions += 1;
+        if let Some(error) = fault {
+            self.stop_after(now, position, error);
+        }
+        Some(position)
+    }
+
+    /// The values one window ahead cannot be sent. The flag on this chunk tells the other ranks; nothing is sent after it.
+    fn stop_after(&mut self, now: Time, position: u64, error: OperationError) {
+        if let Some(index) = self.operation_at(position) {
+            self.fail_from(now, index, position + 1, error);
+        }
+    }
+
+    /// The lowest wish that an answer of `lanes` lanes can grant: chunks that must be complete come first, as they are
+    /// lower than all others.
+    fn wish_for(&mut self, lanes: u16) -> Option<u64> {
+        let fits = |entry: &Entry| entry.chunk.lanes == lanes || entry.chunk.lanes == 0;
+        let end = self.open_end();
+        (self.lowest_unasked()..end)
+            .find(|position| self.is_unasked(*position) && self.ring.get(*position).is_some_and(fits))
+    }
+
+    fn lowest_unasked(&mut self) -> u64 {
+        self.asked = self.asked.max(self.delivered);
+        while self.asked < self.open_end() && !self.is_unasked(self.asked) {
+            self.asked += 1;
+        }
+        self.asked
+    }
+
+    /// A chunk to pull: one that must be complete, or the lowest one if it is time to ask again.
+    ///
+    /// While contributions go out, half a window of wishes under way is enough: each result lets a contribution go, which
+    /// carries the next wish for nothing. (Pulling all at once would leave the next contributions only their own chunks to
+    /// wish for, which are not complete yet: two requests for each chunk, for ever.)
+    fn next_pull(&mut self, now: Time) -> Option<u64> {
+        let from = self.lowest_unasked();
+        if self.next >= self.end || self.wishes < self.send_window().div_ceil(2) {
+            let ripe_end = self.others.p_min.min(self.open_end());
+            let is_idle = |p: &u64| self.ring.get(*p).is_some_and(|entry| entry.wish == Wish::Idle);
+            let ripe = (from..ripe_end).find(is_idle);
+            if ripe.is_some() {
+                return ripe;
+            }
+        }
+        let lowest = self.delivered;
+        if lowest < self.open_end() && self.is_unasked(lowest) && now >= self.poll.at {
+            self.poll.step(now, POLL_CAP);
+            return Some(lowest);
+        }
+        None
+    }
+
+    fn send_contribution(&mut self, now: Time, position: u64, buffer: &mut [u8]) -> Option<Transmit> {
+        let entry = *self.ring.get(position)?;
+        // Without a wish, ask about a chunk that cannot be complete: this rank has not contributed to it.
+        let wish = if entry.bare { None } else { self.wish_for(entry.chunk.lanes) };
+        let about = wish.unwrap_or(self.next);
+        let token =
+            self.recovery.send(Sent { contribution: Some((position, entry.attempt)), wish, about, at: now });
+        if let Some(entry) = self.ring.get_mut(position) {
+            (entry.contribution, entry.sent, entry.bare) = (Contribution::UnderWay(token), true, false);
+        }
+        self.mark_asked(wish, token);
+        let mut bits = flag(entry.chunk.lanes > 0, flags::PAYLOAD);
+        bits |= flag(entry.sent, flags::RETRANSMIT) | flag(entry.flagged, flags::NON_FINITE);
+        self.statistics.retransmissions += u64::from(entry.sent);
+        let request = Request {
+            kind: Kind::Data,
+            flags: bits,
+            seq: seq_of(position),
+            want: seq_of(about),
+            bitmap: 1 << self.membership.rank,
+            tag: entry.tag,
+            chunk: entry.chunk,
+            next_exponent: entry.next_exponent,
+            attempt: entry.attempt,
+            ..self.blank(token)
+        };
+        let payload = self.ring.payload(position, entry.chunk.lanes);
+        let (head, body) = buffer.split_at_mut_checked(HEADER_BYTES)?;
+        head.copy_from_slice(request.encode().as_bytes());
+        body.get_mut(..payload.len())?.copy_from_slice(payload);
+        Some(Transmit { len: HEADER_BYTES + payload.len(), seq: request.seq })
+    }
+
+    fn send_pull(&mut self, now: Time, position: u64, buffer: &mut [u8]) -> Option<Transmit> {
+        let entry = *self.ring.get(position)?;
+        let wish = Some(position);
+        let token = self.recovery.send(Sent { contribution: None, wish, about: position, at: now });
+        self.mark_asked(wish, token);
+        self.statistics.pulls += 1;
+        self.write_pull(token, position, entry.chunk.lanes, entry.asked, buffer)
+    }
+
+    /// Keeps in touch while others may need this rank's contributions again, or its last acknowledgement.
+    fn send_linger_pull(&mut self, now: Time, buffer: &mut [u8]) -> Option<Transmit> {
+        if !self.is_lingering() || now < self.linger.at {
+            return None;
+        }
+        let slow = LINGER_FIRST.max(self.settings.timeout / 4);
+        self.linger.step(now, if self.leaving.is_some() { slow.min(LEAVE_CAP) } else { slow });
+        // About a chunk that cannot be complete: an answer that carried a result would not tell min_ack.
+        let about = self.next;
+        let token = self.recovery.send(Sent { contribution: None, wish: None, about, at: now });
+        self.statistics.pulls += 1;
+        self.statistics.linger_pulls += 1;
+        self.write_pull(token, about, 0, false, buffer)
+    }
+
+    /// A pull is as long as the result that it asks for, because the answer is made in its place.
+    fn write_pull(
+        &self,
+        token: u32,
+        position: u64,
+        lanes: u16,
+        again: bool,
+        buffer: &mut [u8],
+    ) -> Option<Transmit> {
+        let seq = seq_of(position);
+        let flags = flag(lanes > 0, flags::PAYLOAD) | flag(again, flags::RETRANSMIT);
+        let chunk = Chunk { lanes, ..Chunk::default() };
+        let request = Request { kind: Kind::Pull, flags, seq, want: seq, chunk, ..self.blank(token) };
+        let len = HEADER_BYTES + usize::from(lanes) * 4;
+        let (head, body) = buffer.get_mut(..len)?.split_at_mut_checked(HEADER_BYTES)?;
+        head.copy_from_slice(request.encode().as_bytes());
+        body.fill(0);
+        Some(Transmit { len, seq })
+    }
+
+    /// What all requests say alike.
+    fn blank(&self, token: u32) -> Request {
+        Request {
+            kind: Kind::Pull,
+            flags: 0,
+            job: self.membership.job,
+            worker: self.membership.rank,
+            generation: self.membership.generation,
+            seq: seq_of(self.next),
+            want: seq_of(self.next),
+            ack: seq_of(self.delivered),
+            progress: seq_of(self.acknowledged),
+            token,
+            bitmap: 0,
+            tag: 0,
+            chunk: Chunk::default(),
+            next_exponent: 0,
+            attempt: 0,
+        }
+    }
+
+    fn mark_asked(&mut self, wish: Option<u64>, token: u32) {
+        if let Some(entry) = wish.and_then(|position| self.ring.get_mut(position)) {
+            entry.wish = Wish::Asked(token);
+            entry.asked = true;
+            self.wishes += 1;
+        }
+    }
+
+    /// A result's tag, less the salts of its contributors, is that of its payload.
+    pub(super) fn is_sound(
+        &mut self,
+        position: u64,
+        chunk: Chunk,
+        bitmap: u64,
+        tag: u64,
+        payload: &[u8],
+    ) -> bool {
+        payload_tag(payload) == unsalted(tag, self.keys.sum(bitmap), seq_of(position), chunk)
+    }
+}
+
+/// `bit` if `on`.
+const fn flag(on: bool, bit: u8) -> u8 {
+    if on { bit } else { 0 }
+}
