@@ -61,8 +61,20 @@ pub struct SlotMemory<const BLOCKS: usize> {
 /// A table of slots for payloads of up to `BLOCKS` blocks.
 pub type SlotTable<const BLOCKS: usize> = Array<SlotMemory<BLOCKS>>;
 
+/// The same block, computed here: LLVM would otherwise compute the addresses of a loop before the block's bounds check.
+#[inline(always)]
+fn pinned(block: &WireBlock) -> &WireBlock {
+    // SAFETY: the address of a live reference.
+    unsafe { &*(lanes::opaque(block as *const WireBlock as u64) as *const WireBlock) }
+}
+
+/// Adds two lanes at a time, as [`lanes::add`] does.
+pub const FAST: bool = false;
+/// Adds one lane at a time, as [`lanes::add_naively`] does: what benchmarks compare with.
+pub const NAIVE: bool = true;
+
 /// The maps, with the payload of the packet in hand.
-pub struct Kernel<const BLOCKS: usize> {
+pub struct Kernel<const BLOCKS: usize, const SLOW: bool> {
     /// The node's slots.
     pub slots: &'static SlotTable<BLOCKS>,
     /// What follows the packet's header.
@@ -75,7 +87,7 @@ pub struct Kernel<const BLOCKS: usize> {
     pub zero: u32,
 }
 
-impl<const BLOCKS: usize> Kernel<BLOCKS> {
+impl<const BLOCKS: usize, const SLOW: bool> Kernel<BLOCKS, SLOW> {
     /// The payload, by a pointer that the verifier sees as new. It notes how far each pointer was checked; a pass that
     /// ends after any number of blocks would leave as many different notes behind, and what follows be walked for each.
     #[inline(always)]
@@ -177,7 +189,7 @@ unsafe extern "C" fn maximum_block<const BLOCKS: usize>(turn: u64, walk: *mut c_
     0
 }
 
-impl<const BLOCKS: usize> Machine for Kernel<BLOCKS> {
+impl<const BLOCKS: usize, const SLOW: bool> Machine for Kernel<BLOCKS, SLOW> {
     type SlotRef = *mut SlotMemory<BLOCKS>;
 
     #[inline(always)]
@@ -269,7 +281,17 @@ impl<const BLOCKS: usize> Machine for Kernel<BLOCKS> {
     #[inline(always)]
     fn add(&mut self, slot: Self::SlotRef, blocks: u32) -> Option<u64> {
         let mut tag = Tag::default();
-        self.each(slot, blocks, |lanes, payload| lanes::add(lanes, payload, &mut tag))?;
+        let mut overflow = false;
+        self.each(slot, blocks, |lanes, payload| {
+            if SLOW {
+                lanes::add_naively(lanes, pinned(payload), &mut tag, &mut overflow);
+            } else {
+                lanes::add(lanes, payload, &mut tag);
+            }
+        })?;
+        if overflow {
+            return None;
+        }
         Some(tag.value())
     }
 

@@ -27,7 +27,10 @@ use kernel::{Kernel, SlotTable};
 
 /// One frame through the aggregator. Returns the XDP verdict.
 #[inline(always)]
-pub fn serve<const BLOCKS: usize>(ctx: &XdpContext, slots: &'static SlotTable<BLOCKS>) -> u32 {
+pub fn serve<const BLOCKS: usize, const SLOW: bool>(
+    ctx: &XdpContext,
+    slots: &'static SlotTable<BLOCKS>,
+) -> u32 {
     let (Some(node), Some(counters)) = (maps::NODE.get(0), maps::COUNTERS.get_ptr_mut(0)) else {
         return XDP_PASS;
     };
@@ -50,7 +53,8 @@ pub fn serve<const BLOCKS: usize>(ctx: &XdpContext, slots: &'static SlotTable<BL
         }
     };
     let Some((header, payload)) = frame_of(ctx).split(layout.header) else { return XDP_DROP };
-    let mut kernel = Kernel { slots, payload, payload_end: ctx.data_end() as *mut u8, counters, zero };
+    let mut kernel =
+        Kernel::<BLOCKS, SLOW> { slots, payload, payload_end: ctx.data_end() as *mut u8, counters, zero };
     let Outcome::Answer { payload } = aggregate::handle(&mut kernel, header, arrival) else {
         return XDP_DROP;
     };

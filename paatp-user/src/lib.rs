@@ -1,1 +1,11 @@
-//! stub
+//! The library of the `paatp` program: loads and attaches the XDP engine ([`engine`]), keeps jobs and their members
+//! ([`control`]), and takes part in a job as a worker ([`worker`]).
+
+pub mod cli;
+pub mod config;
+pub mod control;
+pub mod daemon;
+pub mod duration;
+pub mod engine;
+pub mod object;
+pub mod worker;

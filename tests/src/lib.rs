@@ -1,1 +1,25 @@
-//! stub
+//! The lab: network namespaces joined by a bridge, programs that disturb the path, the `paatp` processes in them, real
+//! gradients and their exact sums. The end-to-end tests and the playground are built from it.
+//!
+//! Architecture invariant: nothing outside the namespaces that a [`Lab`] creates is changed, and everything is held by
+//! file descriptors of this process, so that nothing is left behind however it ends.
+
+pub mod bed;
+pub mod disturbance;
+pub mod gradients;
+pub mod job;
+pub mod kernel;
+pub mod lab;
+pub mod netns;
+pub mod objects;
+pub mod process;
+pub mod reference;
+pub mod report;
+pub mod skip;
+
+pub use disturbance::{Counts, Direction, Disturbance, Rates};
+pub use gradients::{Dtype, Gradient, Tensor};
+pub use job::{JobOptions, JobResult, Running};
+pub use lab::{Family, Lab, Layout};
+pub use process::{Aggregator, Process, WorkerCommand};
+pub use skip::{require_bpf, skip};

@@ -8,7 +8,7 @@ use aya_ebpf::macros::{map, xdp};
 use aya_ebpf::maps::Array;
 use aya_ebpf::programs::XdpContext;
 use paatp_common::limits::{STANDARD_BLOCKS, WIDE_BLOCKS};
-use paatp_ebpf::kernel::SlotTable;
+use paatp_ebpf::kernel::{FAST, SlotTable};
 use paatp_ebpf::maps::MMAPABLE;
 
 #[map]
@@ -20,13 +20,13 @@ static WIDE_SLOTS: SlotTable<WIDE_BLOCKS> = Array::with_max_entries(1, MMAPABLE)
 /// The aggregator for payloads of up to 352 lanes (MTU 1500).
 #[xdp]
 pub fn aggregate(ctx: XdpContext) -> u32 {
-    paatp_ebpf::serve(&ctx, &SLOTS)
+    paatp_ebpf::serve::<STANDARD_BLOCKS, FAST>(&ctx, &SLOTS)
 }
 
 /// The aggregator for payloads of up to 832 lanes (MTU 3440).
 #[xdp]
 pub fn aggregate_wide(ctx: XdpContext) -> u32 {
-    paatp_ebpf::serve(&ctx, &WIDE_SLOTS)
+    paatp_ebpf::serve::<WIDE_BLOCKS, FAST>(&ctx, &WIDE_SLOTS)
 }
 
 /// Does nothing. veth hands on what its peer sends with `XDP_TX` only where a native program runs.

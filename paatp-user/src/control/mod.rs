@@ -1,0 +1,14 @@
+//! The control plane: which ranks make up a job, and since when.
+//!
+//! [`membership`] decides and does no I/O; [`server`] speaks HTTP and writes the tables that it decides on.
+
+pub mod membership;
+pub mod protocol;
+pub mod server;
+
+/// TCP port of the control server and first UDP port of the data plane unless told otherwise: "PA".
+pub const DEFAULT_PORT: u16 = 20545;
+
+/// Longest wait for ranks that a worker may ask for, in seconds: an hour. A longer one would keep connections of dead
+/// workers for as long.
+pub const MAX_WAIT_SECONDS: f64 = 3600.0;

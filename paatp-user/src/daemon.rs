@@ -1,0 +1,307 @@
+//! `paatp run`: engine and control server together, from start to a signal.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use paatp_common::counter::{Counters, Event, Refusal};
+use thiserror::Error;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing::{error, info, warn};
+
+use crate::cli::Run;
+use crate::config::{self, ConfigError, Jobs};
+use crate::control::membership::Membership;
+use crate::control::protocol::CounterReport;
+use crate::control::server::{self, Control, ListenError};
+use crate::engine::{Aggregator, EngineError, Options};
+
+/// Time between two looks at the interface.
+const WATCH_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Exit status after the second signal: 128 and the signal's number, as shells have it.
+const SIGNAL_STATUS: i32 = 128;
+
+/// The daemon cannot start or go on.
+#[derive(Debug, Error)]
+pub enum DaemonError {
+    /// The jobs are not right.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The ports do not fit.
+    #[error("--port {port} --ports {ports}: the last UDP port would be above 65535; choose smaller numbers")]
+    Ports {
+        /// First port.
+        port: u16,
+        /// Number of ports.
+        ports: u16,
+    },
+    /// The engine.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The control server.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// The operating system.
+    #[error("cannot {what}; see the limits of this service (open files, memory)")]
+    System {
+        /// What failed.
+        what: &'static str,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The counters cannot be written.
+    #[error("cannot write the counters to {path}; check that its folder exists and may be written to")]
+    Counters {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// Reads the jobs of file and command line.
+///
+/// # Errors
+/// If they are not right.
+pub fn jobs(args: &Run) -> Result<Jobs, DaemonError> {
+    let mut list = match &args.config {
+        Some(path) => config::read(path)?,
+        None => Vec::new(),
+    };
+    list.extend(args.job());
+    if u32::from(args.port) + u32::from(args.ports) - 1 > u32::from(u16::MAX) {
+        return Err(DaemonError::Ports { port: args.port, ports: args.ports });
+    }
+    Ok(Jobs::new(list)?)
+}
+
+/// Serves until a signal or until the interface is gone.
+///
+/// # Errors
+/// What failed, why and what to do.
+pub fn run(args: &Run, jobs: &Jobs, object: &[u8]) -> Result<(), DaemonError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|source| DaemonError::System { what: "start the event loop", source })?;
+    runtime.block_on(serve(args, jobs, object))
+}
+
+type Engine = Arc<Mutex<Aggregator>>;
+
+fn lock(engine: &Engine) -> MutexGuard<'_, Aggregator> {
+    engine.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+async fn serve(args: &Run, jobs: &Jobs, object: &[u8]) -> Result<(), DaemonError> {
+    // Signals first: one that comes during the start must not leave a program behind.
+    let mut signals = Signals::new()?;
+    let options = Options {
+        interface: args.iface.clone(),
+        mode: args.xdp_mode,
+        port_base: args.port,
+        ports: args.ports,
+    };
+    let engine: Engine = Arc::new(Mutex::new(Aggregator::start(object, &options, jobs)?));
+    let interface = lock(&engine).interface().clone();
+    let listeners = server::listen(&interface, args.port).await?;
+    tell_ready(args, jobs, &lock(&engine), &listeners);
+    let ipv6_lanes = interface.check_mtu(jobs.largest_lanes()).map_err(EngineError::from)?;
+    let membership = Membership::new(jobs, args.port, args.ports).with_ipv6_lanes(ipv6_lanes);
+    let control = Control::new(membership, engine.clone());
+    let result = tokio::select! {
+        result = server::serve_all(control, listeners) => {
+            result.map_err(|source| DaemonError::System { what: "go on serving joins", source })
+        }
+        result = watch(&engine) => result,
+        () = dump_on_request(args, &engine, &mut signals.dump) => Ok(()),
+        name = signals.end.first() => {
+            info!("{name}: detaching");
+            Ok(())
+        }
+    };
+    signals.exit_at_the_next();
+    let finished = finish(args, &engine);
+    result.and(finished)
+}
+
+/// Prints the one line that says that everything is up.
+fn tell_ready(args: &Run, jobs: &Jobs, engine: &Aggregator, listeners: &[TcpListener]) {
+    let addresses: Vec<String> =
+        listeners.iter().filter_map(|listener| Some(listener.local_addr().ok()?.to_string())).collect();
+    for job in jobs.list() {
+        info!(
+            job = job.name,
+            world = job.world,
+            lanes = job.lanes,
+            slots = job.slots,
+            window = job.window,
+            "serving"
+        );
+    }
+    let last = args.port + (args.ports - 1);
+    let names: Vec<&str> = jobs.list().iter().map(|job| job.name.as_str()).collect();
+    let line = format!(
+        "ready: iface={} mode={} link={} control={} udp={}-{last} jobs={}\n",
+        engine.interface().name,
+        engine.attachment().mode(),
+        engine.attachment().by(),
+        addresses.join(","),
+        args.port,
+        names.join(",")
+    );
+    let mut out = std::io::stdout().lock();
+    if out.write_all(line.as_bytes()).and_then(|()| out.flush()).is_err() {
+        warn!("nobody reads standard output: {}", line.trim_end());
+    }
+}
+
+/// Ends with an error when the interface or the program is gone.
+async fn watch(engine: &Engine) -> Result<(), DaemonError> {
+    loop {
+        tokio::time::sleep(WATCH_INTERVAL).await;
+        lock(engine).check_attached()?;
+    }
+}
+
+/// Writes the counters on every request.
+async fn dump_on_request(args: &Run, engine: &Engine, requests: &mut Signal) {
+    while requests.recv().await.is_some() {
+        let Some(path) = &args.json_counters else {
+            warn!("SIGUSR1 writes counters only with --json-counters FILE");
+            continue;
+        };
+        let written =
+            lock(engine).counters().map_err(DaemonError::from).and_then(|c| write_counters(path, &c));
+        match written {
+            Ok(()) => info!(path = %path.display(), "counters written"),
+            Err(cause) => error!("{cause}"),
+        }
+    }
+    std::future::pending().await
+}
+
+/// Takes the program off, tells what was counted.
+fn finish(args: &Run, engine: &Engine) -> Result<(), DaemonError> {
+    let mut engine = lock(engine);
+    engine.detach();
+    let counters = engine.counters()?;
+    for line in in_words(&counters) {
+        info!("{line}");
+    }
+    match &args.json_counters {
+        Some(path) => write_counters(path, &counters),
+        None => Ok(()),
+    }
+}
+
+/// Counters that are not zero, with their sentences.
+fn in_words(counters: &Counters) -> Vec<String> {
+    let events = Event::ALL.iter().map(|event| (counters.noted(*event), event.name(), event.sentence()));
+    let refusals = Refusal::ALL.iter().map(|r| (counters.refused(*r), r.name(), r.sentence()));
+    let all = events.chain(refusals).filter(|(count, _, _)| *count > 0);
+    all.map(|(count, name, sentence)| {
+        let mut line = String::new();
+        let _ = write!(line, "{count:>12} {name}: {sentence}");
+        line
+    })
+    .collect()
+}
+
+/// All counters by name.
+#[must_use]
+pub fn counter_report(counters: &Counters) -> CounterReport {
+    let refusals = Refusal::ALL.iter().map(|r| (r.name().to_owned(), counters.refused(*r)));
+    let events = Event::ALL.iter().map(|event| (event.name().to_owned(), counters.noted(*event)));
+    CounterReport { refusals: refusals.collect(), events: events.collect() }
+}
+
+/// Writes a file that readers see whole or not at all.
+fn write_counters(path: &Path, counters: &Counters) -> Result<(), DaemonError> {
+    let failed = |source| DaemonError::Counters { path: path.into(), source };
+    let text = serde_json::to_string(&counter_report(counters)).map_err(|error| failed(error.into()))?;
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(".new");
+    std::fs::write(&temporary, text + "\n").and_then(|()| std::fs::rename(&temporary, path)).map_err(failed)
+}
+
+/// The signals that the daemon heeds.
+struct Signals {
+    end: EndSignals,
+    dump: Signal,
+}
+
+/// Those that end it.
+struct EndSignals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Signals, DaemonError> {
+        let heed =
+            |kind| signal(kind).map_err(|source| DaemonError::System { what: "take over signals", source });
+        let end = EndSignals {
+            interrupt: heed(SignalKind::interrupt())?,
+            terminate: heed(SignalKind::terminate())?,
+        };
+        Ok(Signals { end, dump: heed(SignalKind::user_defined1())? })
+    }
+
+    /// From now on a signal that ends the daemon does so at once.
+    fn exit_at_the_next(mut self) {
+        tokio::spawn(async move {
+            let number = match self.end.first().await {
+                "SIGINT" => libc::SIGINT,
+                _ => libc::SIGTERM,
+            };
+            std::process::exit(SIGNAL_STATUS + number);
+        });
+    }
+}
+
+impl EndSignals {
+    /// Name of the next one.
+    async fn first(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.interrupt.recv() => "SIGINT",
+            _ = self.terminate.recv() => "SIGTERM",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_are_told_by_name_and_sentence() {
+        let mut counters = Counters::default();
+        counters.note(Event::Contributions);
+        counters.refuse(Refusal::BadTag);
+        let words = in_words(&counters);
+        assert_eq!(words.len(), 2);
+        assert!(
+            words.iter().any(|line| line.contains("1 bad_tag: The payload failed its checksum")),
+            "{words:?}"
+        );
+        let report = counter_report(&counters);
+        assert_eq!((report.refusals.len(), report.events.len()), (Refusal::COUNT, Event::COUNT));
+        assert_eq!((report.refusals.get("bad_tag"), report.events.get("adds")), (Some(&1), Some(&0)));
+    }
+
+    #[test]
+    fn counter_files_are_whole() {
+        let folder = tempfile::tempdir().unwrap_or_else(|error| panic!("{error}"));
+        let path = folder.path().join("counters.json");
+        assert!(write_counters(&path, &Counters::default()).is_ok());
+        let text = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(serde_json::from_str::<CounterReport>(&text).is_ok_and(|report| !report.events.is_empty()));
+        let nowhere = write_counters(&folder.path().join("no/such"), &Counters::default());
+        assert!(matches!(nowhere, Err(DaemonError::Counters { .. })));
+    }
+}

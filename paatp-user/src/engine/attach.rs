@@ -1,0 +1,187 @@
+//! Attaches the program, finds out what that got, and takes it off again.
+
+use std::fmt;
+
+use aya::programs::{Link as _, Xdp, XdpMode as AyaMode, links::FdLink};
+use tracing::{debug, warn};
+
+use crate::cli::XdpMode;
+
+use super::error::{Context, ENOTSUPP, EngineError, Step, error_number, explain};
+use super::netlink;
+
+/// `XDP_FLAGS_SKB_MODE` and `XDP_FLAGS_DRV_MODE` of `linux/if_link.h`.
+const SKB_MODE: u32 = 1 << 1;
+const DRV_MODE: u32 = 1 << 2;
+
+/// Where the program runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttachedMode {
+    /// In the driver.
+    Native,
+    /// In the network stack.
+    Generic,
+}
+
+impl fmt::Display for AttachedMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            AttachedMode::Native => "native",
+            AttachedMode::Generic => "generic",
+        })
+    }
+}
+
+/// What holds the program: the two die differently.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttachedBy {
+    /// A bpf_link: gone with this process, whatever ends it; nobody else can take it off.
+    BpfLink,
+    /// Netlink: stays if this process is killed (`ip link set dev IF xdp off` takes it off).
+    Netlink,
+}
+
+impl fmt::Display for AttachedBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            AttachedBy::BpfLink => "bpf_link",
+            AttachedBy::Netlink => "netlink",
+        })
+    }
+}
+
+/// An attached program; dropping it detaches.
+#[derive(Debug)]
+pub struct Attachment {
+    interface: u32,
+    mode: AttachedMode,
+    program: u32,
+    /// None where netlink holds it, or after detaching.
+    link: Option<FdLink>,
+    by: AttachedBy,
+    attached: bool,
+}
+
+impl Attachment {
+    /// Attaches a loaded program.
+    ///
+    /// # Errors
+    /// With cause and remedy.
+    pub fn new(
+        xdp: &mut Xdp,
+        index: u32,
+        mode: XdpMode,
+        context: &Context,
+    ) -> Result<Attachment, EngineError> {
+        let first = if mode == XdpMode::Generic { AttachedMode::Generic } else { AttachedMode::Native };
+        match Self::attempt(xdp, index, first, context) {
+            Err((number, refused)) if mode == XdpMode::Auto && worth_a_fallback(number) => {
+                warn!(
+                    interface = context.interface,
+                    "{refused}\nfalling back to generic mode, which is several times slower; --xdp-mode native makes this an error"
+                );
+                Self::attempt(xdp, index, AttachedMode::Generic, context).map_err(|(_, error)| error)
+            }
+            result => result.map_err(|(_, error)| error),
+        }
+    }
+
+    fn attempt(
+        xdp: &mut Xdp,
+        index: u32,
+        mode: AttachedMode,
+        context: &Context,
+    ) -> Result<Attachment, (Option<i32>, EngineError)> {
+        let aya_mode = match mode {
+            AttachedMode::Native => AyaMode::Driver,
+            AttachedMode::Generic => AyaMode::Skb,
+        };
+        let taken = xdp.attach_to_if_index(index, aya_mode).and_then(|id| xdp.take_link(id));
+        let link = taken.map_err(|error| {
+            let number = error_number(&error);
+            let other_program = netlink::query(index).ok().and_then(|link| link.xdp?.program);
+            let context = Context { other_program, ..context.clone() };
+            (number, explain(Step::Attach { native: mode == AttachedMode::Native }, number, &context))
+        })?;
+        let program = xdp.info().map(|info| info.id()).unwrap_or(0);
+        // aya falls back to netlink without a word; its link then cannot be turned into a descriptor. It is forgotten
+        // by this (nothing is detached), so that `detach` below does it.
+        let link = FdLink::try_from(link).ok();
+        let by = if link.is_some() { AttachedBy::BpfLink } else { AttachedBy::Netlink };
+        Ok(Attachment { interface: index, mode, program, link, by, attached: true })
+    }
+
+    /// Where the program runs.
+    #[must_use]
+    pub const fn mode(&self) -> AttachedMode {
+        self.mode
+    }
+
+    /// What holds it.
+    #[must_use]
+    pub const fn by(&self) -> AttachedBy {
+        self.by
+    }
+
+    /// The program's id; 0 where the kernel did not tell.
+    #[must_use]
+    pub const fn program(&self) -> u32 {
+        self.program
+    }
+
+    /// Takes the program off. Harmless if it is off already.
+    pub fn detach(&mut self) {
+        if !std::mem::take(&mut self.attached) {
+            return;
+        }
+        let result = match self.link.take() {
+            Some(link) => link.detach().map_err(|error| error.to_string()),
+            None => self.detach_by_netlink().map_err(|error| error.to_string()),
+        };
+        if let Err(error) = result {
+            // The interface may be gone, and the program with it.
+            debug!(error, "detaching");
+        }
+    }
+
+    /// Takes our program off, and no other that may have taken its place.
+    fn detach_by_netlink(&self) -> std::io::Result<()> {
+        let attached = netlink::query(self.interface)?.xdp.and_then(|xdp| xdp.program);
+        if attached != Some(self.program) {
+            return Ok(());
+        }
+        let flags = match self.mode {
+            AttachedMode::Native => DRV_MODE,
+            AttachedMode::Generic => SKB_MODE,
+        };
+        netlink::detach(self.interface, flags)
+    }
+}
+
+impl Drop for Attachment {
+    fn drop(&mut self) {
+        self.detach();
+    }
+}
+
+/// Errors of native mode that generic mode may not have.
+const fn worth_a_fallback(number: Option<i32>) -> bool {
+    matches!(
+        number,
+        Some(libc::EOPNOTSUPP | ENOTSUPP | libc::EINVAL | libc::ERANGE | libc::ENOMEM | libc::ENOSPC)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fallbacks_are_for_what_the_driver_cannot() {
+        assert!(worth_a_fallback(Some(libc::EOPNOTSUPP)) && worth_a_fallback(Some(libc::ERANGE)));
+        for number in [libc::EPERM, libc::EBUSY, libc::EEXIST, libc::ENODEV] {
+            assert!(!worth_a_fallback(Some(number)));
+        }
+        assert!(!worth_a_fallback(None));
+    }
+}

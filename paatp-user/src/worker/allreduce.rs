@@ -1,0 +1,188 @@
+//! `paatp allreduce`: one file, one operation.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use paatp_transport::{Membership, MembershipError, OperationError, Settings, Worker};
+use thiserror::Error;
+use tracing::{info, warn};
+
+use crate::cli::Allreduce;
+use crate::control::protocol::Grant;
+
+use super::client::{self, ClientError};
+use super::endpoint::{Endpoint, EndpointError};
+use super::report::{Report, SCHEMA_VERSION, StatisticsReport};
+use super::socket::{DataSocket, SocketError};
+use super::tensors::{self, Layout, Output, TensorError};
+use super::udp::{self, Clock, DriveError, Outcome};
+
+/// Shortest time between two updates of the progress bar.
+const BAR_INTERVAL: Duration = Duration::from_millis(100);
+
+/// An all-reduce failed; the output file is as it was before.
+#[derive(Debug, Error)]
+pub enum AllreduceError {
+    /// The aggregator's address cannot be read.
+    #[error(transparent)]
+    Endpoint(#[from] EndpointError),
+    /// A tensor file cannot be used.
+    #[error(transparent)]
+    Tensors(#[from] TensorError),
+    /// The job cannot be joined.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// The grant cannot be worked with.
+    #[error("the aggregator's grant cannot be used; run the same version of paatp on both")]
+    Membership(#[from] MembershipError),
+    /// The socket cannot be made.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// The socket failed, or packets do not fit.
+    #[error(transparent)]
+    Drive(#[from] DriveError),
+    /// The operation failed.
+    #[error("the all-reduce of job `{job}` failed at rank {rank}{}", .hint.as_ref().map(|hint| format!("\n{hint}")).unwrap_or_default())]
+    Operation {
+        /// The job.
+        job: String,
+        /// This rank.
+        rank: u8,
+        /// What the network said.
+        hint: Option<String>,
+        /// Why.
+        #[source]
+        source: OperationError,
+    },
+    /// The report cannot be written; the result is.
+    #[error(
+        "the result is written, but not the report {path}; check that its folder exists and may be written to"
+    )]
+    Report {
+        /// The report.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// Runs the command; returns its report, which is written already if a file was named.
+///
+/// # Errors
+/// What failed, why and what to do; the output file is then as it was before.
+pub fn allreduce(args: &Allreduce) -> Result<Report, AllreduceError> {
+    let endpoint = Endpoint::resolve(&args.aggregator)?;
+    let (layout, input) = tensors::read(&args.input)?;
+    // Before joining: whoever joins and then fails makes all others wait.
+    let output = Output::create(&args.output)?;
+    let digest = layout.digest(args.reduction.name());
+    let (rank, world) = (u32::from(args.rank), u32::from(args.world));
+    let grant = client::join(&endpoint, &args.job, rank, world, args.timeout, &digest)?;
+    info!(job = args.job, rank, generation = grant.generation, "joined");
+    let socket = DataSocket::open(endpoint.address, grant.port_base, grant.ports)?;
+    udp::check_mtu(&socket, grant.lanes)?;
+    if socket.local() == socket.aggregator() {
+        warn!(
+            "the aggregator's address is this machine's own: packets to it may never pass the interface that `paatp run` is attached to"
+        );
+    }
+    let settings = Settings { timeout: args.timeout, linger: args.timeout };
+    let mut worker = Worker::new(membership(&grant, args.rank), settings)?;
+    let clock = Clock::default();
+    let start = Instant::now();
+    worker.all_reduce(clock.now(), args.reduction.reduction(), input);
+    let outcome = drive_with_bar(&mut worker, &socket, clock)?;
+    let seconds = start.elapsed().as_secs_f64();
+    let Outcome { result, complete, trouble } = outcome;
+    let tensors = result.map_err(|source| AllreduceError::Operation {
+        job: args.job.clone(),
+        rank: args.rank,
+        hint: trouble.map(|kind| udp::trouble_in_words(kind, socket.aggregator())),
+        source,
+    })?;
+    if !complete {
+        warn!("left before every rank was known to have its result: see whether the other ranks ended well");
+    }
+    let sha256 = output.finish(&layout, &tensors)?;
+    let report = report(args, &grant, &layout, &worker, seconds, sha256, complete);
+    write_report(args, &report)?;
+    Ok(report)
+}
+
+fn membership(grant: &Grant, rank: u8) -> Membership {
+    Membership {
+        job: grant.job,
+        generation: grant.generation,
+        nonce: grant.nonce,
+        rank,
+        world: grant.world,
+        lanes: grant.lanes,
+        window: grant.window,
+        slots: grant.slots,
+    }
+}
+
+/// Drives the worker and shows how far it is, on a terminal only.
+fn drive_with_bar(worker: &mut Worker, socket: &DataSocket, clock: Clock) -> Result<Outcome, DriveError> {
+    if !std::io::stderr().is_terminal() {
+        return udp::drive(worker, socket, clock, &mut |_| {});
+    }
+    let style = ProgressStyle::with_template(
+        "{bar:40} {percent:>3} %  {pos}/{len} chunks  {elapsed} elapsed, {eta} left",
+    );
+    let bar = ProgressBar::new(worker.chunks().1);
+    if let Ok(style) = style {
+        bar.set_style(style);
+    }
+    let mut shown = Instant::now();
+    let outcome = udp::drive(worker, socket, clock, &mut |worker| {
+        if shown.elapsed() >= BAR_INTERVAL {
+            shown = Instant::now();
+            bar.set_position(worker.chunks().0);
+        }
+    });
+    bar.finish_and_clear();
+    outcome
+}
+
+fn report(
+    args: &Allreduce,
+    grant: &Grant,
+    layout: &Layout,
+    worker: &Worker,
+    seconds: f64,
+    sha256: String,
+    all_ranks_complete: bool,
+) -> Report {
+    let statistics = worker.statistics();
+    Report {
+        schema_version: SCHEMA_VERSION,
+        job: args.job.clone(),
+        rank: args.rank,
+        world: grant.world,
+        generation: grant.generation,
+        reduction: args.reduction.name().into(),
+        tensors: layout.tensors(),
+        elements: layout.elements(),
+        tensor_bytes: layout.bytes(),
+        chunks: worker.chunks().0,
+        bytes_sent: statistics.bytes_sent,
+        bytes_received: statistics.bytes_received,
+        seconds,
+        throughput_bytes_per_second: layout.bytes() as f64 / seconds.max(f64::MIN_POSITIVE),
+        sha256,
+        all_ranks_complete,
+        statistics: StatisticsReport::from(statistics),
+    }
+}
+
+fn write_report(args: &Allreduce, report: &Report) -> Result<(), AllreduceError> {
+    let Some(path) = &args.report else { return Ok(()) };
+    let failed = |source| AllreduceError::Report { path: path.clone(), source };
+    let mut text = serde_json::to_string_pretty(report).map_err(|error| failed(error.into()))?;
+    text.push('\n');
+    std::fs::write(path, text).map_err(failed)
+}

@@ -1,0 +1,12 @@
+//! The worker's side of the program: joins a job, drives the sans-IO transport over a UDP socket, and all-reduces the
+//! tensors of a file.
+
+pub mod allreduce;
+pub mod client;
+pub mod endpoint;
+pub mod report;
+pub mod socket;
+pub mod tensors;
+pub mod udp;
+
+pub use allreduce::{AllreduceError, allreduce};

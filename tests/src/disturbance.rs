@@ -1,0 +1,211 @@
+//! Loads the programs that disturb a worker's packets, and reads what they did.
+//!
+//! The programs and their maps are described in `paatp-ebpf/src/disturb.rs`; the types here repeat its layout.
+
+use std::fmt;
+
+use anyhow::{Context, Result};
+use aya::Ebpf;
+use aya::maps::Array;
+use aya::programs::tc::{NlOptions, TcAttachOptions, qdisc_add_clsact};
+use aya::programs::{SchedClassifier, TcAttachType};
+use serde::Serialize;
+
+use crate::lab::{Host, lab_object};
+
+/// How often what happens to a packet, as probabilities from 0 to 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Rates {
+    /// It is dropped.
+    pub loss: f64,
+    /// It is sent twice.
+    pub duplicate: f64,
+    /// It is held back until its successor has passed.
+    pub reorder: f64,
+    /// One bit of our header or payload is flipped.
+    pub corrupt: f64,
+}
+
+impl Rates {
+    /// Nothing happens.
+    pub const NONE: Rates = Rates { loss: 0.0, duplicate: 0.0, reorder: 0.0, corrupt: 0.0 };
+
+    /// Something happens.
+    #[must_use]
+    pub fn any(&self) -> bool {
+        *self != Rates::NONE
+    }
+}
+
+/// As seen from the worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// Its requests.
+    Egress,
+    /// The answers.
+    Ingress,
+}
+
+/// Declares the counters in index order.
+macro_rules! counts {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// What was done to a worker's packets in one direction.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+        pub struct Counts { $($(#[$doc])* pub $name: u64,)* }
+
+        impl Counts {
+            const COUNT: u32 = [$(stringify!($name),)*].len() as u32;
+
+            fn read(mut next: impl FnMut() -> Result<u64>) -> Result<Counts> {
+                Ok(Counts { $($name: next()?,)* })
+            }
+
+            /// Adds other counts to these.
+            pub fn absorb(&mut self, other: &Counts) {
+                $(self.$name += other.$name;)*
+            }
+        }
+    };
+}
+
+counts! {
+    /// Packets of ours that came by.
+    seen,
+    /// Dropped.
+    dropped,
+    /// Sent twice.
+    duplicated,
+    /// Held back for their successor.
+    delayed,
+    /// Held back and sent after all; the others were lost for want of a successor.
+    released,
+    /// With a flipped bit.
+    corrupted,
+    /// Of those: in our header.
+    corrupted_header,
+    /// Of those: behind our header.
+    corrupted_payload,
+    /// Rolls that could not be carried out.
+    failed,
+}
+
+impl fmt::Display for Counts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} packets: {} lost, {} doubled, {} delayed ({} of them for good), {} corrupted ({} in the header, {} in \
+             the payload)",
+            self.seen,
+            self.dropped,
+            self.duplicated,
+            self.delayed,
+            self.delayed - self.released,
+            self.corrupted,
+            self.corrupted_header,
+            self.corrupted_payload,
+        )?;
+        if self.failed > 0 {
+            write!(f, ", {} times in vain", self.failed)?;
+        }
+        Ok(())
+    }
+}
+
+/// `Config` of `disturb.rs`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Config {
+    loss: u32,
+    duplicate: u32,
+    reorder: u32,
+    corrupt: u32,
+    seed: u64,
+    first_port: u16,
+    last_port: u16,
+    reserved: u32,
+}
+
+// SAFETY: integers without padding (checked below), any bits are valid.
+unsafe impl aya::Pod for Config {}
+const _: () = assert!(size_of::<Config>() == 32);
+
+/// Programs on one worker's interface that disturb its packets until this is dropped.
+#[derive(Debug)]
+pub struct Disturbance {
+    programs: Ebpf,
+}
+
+impl Disturbance {
+    /// Attaches to a worker's interface. Packets are ours if one of their UDP ports is in `ports`.
+    ///
+    /// # Errors
+    /// Where `lab.bpf.o` is missing or the kernel refuses it.
+    pub fn attach(
+        host: &Host,
+        ports: std::ops::RangeInclusive<u16>,
+        seed: u64,
+        egress: Rates,
+        ingress: Rates,
+    ) -> Result<Disturbance> {
+        let mut programs = Ebpf::load_file(lab_object()).context("cannot load lab.bpf.o")?;
+        let mut config: Array<_, Config> =
+            programs.map_mut("CONFIG").context("lab.bpf.o has no map CONFIG")?.try_into()?;
+        for (direction, rates) in [(Direction::Egress, egress), (Direction::Ingress, ingress)] {
+            let config_of_direction = Config {
+                loss: parts_per_million(rates.loss),
+                duplicate: parts_per_million(rates.duplicate),
+                reorder: parts_per_million(rates.reorder),
+                corrupt: parts_per_million(rates.corrupt),
+                seed,
+                first_port: *ports.start(),
+                last_port: *ports.end(),
+                reserved: 0,
+            };
+            config.set(direction as u32, config_of_direction, 0)?;
+        }
+        for (name, side) in
+            [("disturb_egress", TcAttachType::Egress), ("disturb_ingress", TcAttachType::Ingress)]
+        {
+            let program: &mut SchedClassifier = programs
+                .program_mut(name)
+                .with_context(|| format!("lab.bpf.o has no program {name}"))?
+                .try_into()?;
+            program.load()?;
+            host.namespace
+                .run(|| attach(program, &host.interface, side))?
+                .with_context(|| format!("cannot attach {name} to {}", host.interface))?;
+        }
+        Ok(Disturbance { programs })
+    }
+
+    /// What was done so far.
+    ///
+    /// # Errors
+    /// Where the kernel does not let us read the map.
+    pub fn counts(&self, direction: Direction) -> Result<Counts> {
+        let counts: Array<_, u64> =
+            self.programs.map("DISTURBED").context("lab.bpf.o has no map DISTURBED")?.try_into()?;
+        let mut index = direction as u32 * Counts::COUNT;
+        Counts::read(|| {
+            let value = counts.get(&index, 0)?;
+            index += 1;
+            Ok(value)
+        })
+    }
+}
+
+/// With a link that dies with this process where the kernel has such (6.6), else with a queueing discipline that dies
+/// with the interface.
+fn attach(program: &mut SchedClassifier, interface: &str, side: TcAttachType) -> Result<()> {
+    if program.attach(interface, side).is_ok() {
+        return Ok(());
+    }
+    // It may be there from the other direction.
+    let _ = qdisc_add_clsact(interface);
+    program.attach_with_options(interface, side, TcAttachOptions::Netlink(NlOptions::default()))?;
+    Ok(())
+}
+
+fn parts_per_million(probability: f64) -> u32 {
+    (probability.clamp(0.0, 1.0) * 1e6).round() as u32
+}

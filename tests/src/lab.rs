@@ -1,0 +1,262 @@
+//! A lab: one switch, one aggregator, some workers, each in a namespace of its own.
+//!
+//! ```text
+//!   worker 0 ──veth──┐
+//!   worker 1 ──veth──┤ bridge (switch) ├──veth── aggregator
+//!   worker 2 ──veth──┘
+//! ```
+//!
+//! The bridge's end of the aggregator's veth has a native XDP program that does nothing: without one, what the
+//! aggregator sends back with `XDP_TX` would not arrive.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use aya::Ebpf;
+use aya::programs::{Xdp, xdp::XdpMode};
+
+use crate::netns::{Namespace, PREFIX};
+use crate::process::wait_until;
+
+/// Version of IP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+/// What a lab looks like.
+#[derive(Clone, Copy, Debug)]
+pub struct Layout {
+    /// Number of workers, at most 200.
+    pub workers: usize,
+    /// MTU of all interfaces.
+    pub mtu: u32,
+}
+
+impl Layout {
+    /// So many workers, MTU 1500.
+    #[must_use]
+    pub const fn workers(workers: usize) -> Layout {
+        Layout { workers, mtu: 1500 }
+    }
+}
+
+/// A namespace with one interface towards the switch.
+#[derive(Debug)]
+pub struct Host {
+    /// The namespace.
+    pub namespace: Namespace,
+    /// Its interface.
+    pub interface: String,
+    v4: Ipv4Addr,
+    v6: Ipv6Addr,
+}
+
+impl Host {
+    /// Its address.
+    #[must_use]
+    pub const fn address(&self, family: Family) -> IpAddr {
+        match family {
+            Family::V4 => IpAddr::V4(self.v4),
+            Family::V6 => IpAddr::V6(self.v6),
+        }
+    }
+}
+
+impl Host {
+    /// Enters another host's addresses as a permanent neighbour.
+    fn knows(&self, other: &Host) -> Result<()> {
+        for family in [Family::V4, Family::V6] {
+            let address = other.address(family).to_string();
+            let mac = mac_of(other.v4);
+            self.namespace.ip(&[
+                "neighbour",
+                "replace",
+                &address,
+                "lladdr",
+                &mac,
+                "dev",
+                &self.interface,
+                "nud",
+                "permanent",
+            ])?;
+        }
+        Ok(())
+    }
+}
+
+/// A locally administered address of Ethernet for a host.
+fn mac_of(v4: Ipv4Addr) -> String {
+    let [a, b, c, d] = v4.octets();
+    format!("02:50:{a:02x}:{b:02x}:{c:02x}:{d:02x}")
+}
+
+/// A running lab. Dropping it removes everything.
+#[derive(Debug)]
+pub struct Lab {
+    /// Where the aggregator runs.
+    pub aggregator: Host,
+    /// Where the workers run, by rank.
+    pub workers: Vec<Host>,
+    switch: Namespace,
+    port_of_aggregator: String,
+    // Detaches when it is dropped.
+    _pass: Ebpf,
+}
+
+static LABS: AtomicU32 = AtomicU32::new(0);
+
+impl Lab {
+    /// Builds a lab.
+    ///
+    /// # Errors
+    /// Without the privileges, where `ip` is missing, or where `lab.bpf.o` has not been built.
+    pub fn new(layout: Layout) -> Result<Lab> {
+        // Together at most 15 bytes, as an interface's name may have: process numbers end at 2^22.
+        let number = LABS.fetch_add(1, Ordering::Relaxed);
+        let prefix = format!("{PREFIX}{:x}-{number:x}", std::process::id());
+        let mtu = layout.mtu.to_string();
+
+        let switch = Namespace::new(format!("{prefix}s"))?;
+        let bridge = format!("{prefix}b");
+        switch.ip(&["link", "add", &bridge, "type", "bridge", "stp_state", "0", "mcast_snooping", "0"])?;
+        switch.ip(&["link", "set", &bridge, "mtu", &mtu, "up"])?;
+
+        let host = |kind: &str, v4: Ipv4Addr, v6| -> Result<(Host, String)> {
+            let name = format!("{prefix}{kind}");
+            let namespace = Namespace::new(name.clone())?;
+            let port = format!("{PREFIX}{kind}");
+            let target = namespace.path().display().to_string();
+            let mac = mac_of(v4);
+            switch.ip(&[
+                "link", "add", &port, "mtu", &mtu, "type", "veth", "peer", "name", &name, "address", &mac,
+                "mtu", &mtu, "netns", &target,
+            ])?;
+            switch.ip(&["link", "set", &port, "master", &bridge, "up"])?;
+            namespace.ip(&["address", "add", &format!("{v4}/16"), "dev", &name])?;
+            namespace.ip(&["address", "add", &format!("{v6}/64"), "dev", &name, "nodad"])?;
+            namespace.ip(&["link", "set", &name, "up"])?;
+            Ok((Host { namespace, interface: name, v4, v6 }, port))
+        };
+        let (aggregator, port_of_aggregator) =
+            host("a", Ipv4Addr::new(10, 80, 0, 1), Ipv6Addr::new(0xfd50, 0x41, 0, 0, 0, 0, 0, 1))?;
+        let workers: Vec<Host> = (0..layout.workers)
+            .map(|rank| {
+                let last = u8::try_from(rank + 1).context("a lab has at most 200 workers")?;
+                let v6 = Ipv6Addr::new(0xfd50, 0x41, 0, 0, 0, 0, 1, last.into());
+                Ok(host(&format!("w{rank}"), Ipv4Addr::new(10, 80, 1, last), v6)?.0)
+            })
+            .collect::<Result<_>>()?;
+
+        // Nothing is lost or delayed while a neighbour is looked for.
+        for worker in &workers {
+            worker.knows(&aggregator)?;
+            aggregator.knows(worker)?;
+        }
+        let ports = workers.len() + 1;
+        wait_until("the bridge's ports forwarded", Duration::from_secs(20), || {
+            let links = switch.ip_json(&["-details", "link", "show", "master", &bridge])?;
+            let state =
+                |link: &serde_json::Value| link["linkinfo"]["info_slave_data"]["state"] == "forwarding";
+            Ok(links.as_array().is_some_and(|links| links.iter().filter(|link| state(link)).count() == ports))
+        })?;
+
+        let mut pass = Ebpf::load_file(lab_object()).context("cannot load lab.bpf.o")?;
+        let program: &mut Xdp =
+            pass.program_mut("pass").context("lab.bpf.o has no program `pass`")?.try_into()?;
+        program.load()?;
+        switch
+            .run(|| program.attach(&port_of_aggregator, XdpMode::Driver))?
+            .with_context(|| format!("cannot attach a native XDP program to a veth of MTU {mtu}"))?;
+        Ok(Lab { aggregator, workers, switch, port_of_aggregator, _pass: pass })
+    }
+
+    /// All namespaces, the switch first.
+    pub fn namespaces(&self) -> impl Iterator<Item = &Namespace> {
+        [&self.switch, &self.aggregator.namespace]
+            .into_iter()
+            .chain(self.workers.iter().map(|w| &w.namespace))
+    }
+
+    /// Gives all namespaces names that `ip netns` shows; they stay when the lab is dropped if `keep` is set.
+    ///
+    /// # Errors
+    /// What `ip` said.
+    pub fn publish(&mut self, keep: bool) -> Result<()> {
+        let hosts = self.workers.iter_mut().chain([&mut self.aggregator]).map(|host| &mut host.namespace);
+        for namespace in hosts.chain([&mut self.switch]) {
+            namespace.publish()?;
+            if keep {
+                namespace.leave_behind();
+            }
+        }
+        Ok(())
+    }
+
+    /// Packets that interfaces and sockets dropped because a queue was full: by these the kernel lost packets that
+    /// nobody disturbed.
+    ///
+    /// # Errors
+    /// Where `ip` fails.
+    pub fn dropped_by_the_kernel(&self) -> Result<u64> {
+        let mut sum = 0;
+        for namespace in self.namespaces() {
+            let links = namespace.ip_json(&["-statistics", "link", "show"])?;
+            for link in links.as_array().into_iter().flatten() {
+                for direction in ["rx", "tx"] {
+                    sum += link["stats64"][direction]["dropped"].as_u64().unwrap_or(0);
+                }
+            }
+            sum += namespace.run(|| udp_counters(|name| matches!(name, "RcvbufErrors" | "InCsumErrors")))?;
+        }
+        Ok(sum)
+    }
+
+    /// Datagrams that found no socket on their port in the workers' namespaces: answers to workers that had ended.
+    ///
+    /// # Errors
+    /// Where a namespace cannot be entered.
+    pub fn arrived_late(&self) -> Result<u64> {
+        self.workers
+            .iter()
+            .map(|worker| worker.namespace.run(|| udp_counters(|name| name == "NoPorts")))
+            .sum()
+    }
+
+    /// What `ethtool -S` says of the bridge's end of the aggregator's veth, if `ethtool` is there.
+    #[must_use]
+    pub fn statistics_of_port(&self) -> String {
+        self.switch.output("ethtool", &["-S", &self.port_of_aggregator]).unwrap_or_default()
+    }
+}
+
+/// Sum of counters of UDP in the calling thread's namespace, IPv4 and IPv6.
+fn udp_counters(wanted: impl Fn(&str) -> bool) -> u64 {
+    let v4 = std::fs::read_to_string("/proc/thread-self/net/snmp").unwrap_or_default();
+    let mut udp = v4.lines().filter_map(|line| line.strip_prefix("Udp: "));
+    let (names, values) = (udp.next().unwrap_or_default(), udp.next().unwrap_or_default());
+    let of_v4 = names.split_whitespace().zip(values.split_whitespace());
+    let v6 = std::fs::read_to_string("/proc/thread-self/net/snmp6").unwrap_or_default();
+    let of_v6 = v6.lines().filter_map(|line| line.strip_prefix("Udp6")?.split_once(char::is_whitespace));
+    of_v4
+        .chain(of_v6)
+        .filter(|(name, _)| wanted(name))
+        .filter_map(|(_, value)| value.trim().parse::<u64>().ok())
+        .sum()
+}
+
+/// The object with the lab's programs: in `PAATP_EBPF_DIR`, or where `cargo xtask build` puts it.
+#[must_use]
+pub fn lab_object() -> PathBuf {
+    match std::env::var_os("PAATP_EBPF_DIR") {
+        Some(directory) if !directory.is_empty() => PathBuf::from(directory),
+        _ => Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/ebpf"),
+    }
+    .join("lab.bpf.o")
+}
