@@ -9,7 +9,7 @@ use crate::job::{Address, JobEntry, RankEntry};
 use crate::limits::{LANES_PER_BLOCK, MAX_JOBS, MAX_RANKS};
 use crate::progress::{Members, Progress};
 use crate::seq::Seq;
-use crate::slot::{self, Contribution, Decision, Lanes, Rules, Slot};
+use crate::slot::{self, Begin, Contribution, Decision, Lanes, Rules, Slot};
 use crate::tag;
 use crate::wire::{Chunk, Header, Kind, Redo, Status, flags};
 
@@ -19,6 +19,11 @@ use crate::wire::{Chunk, Header, Kind, Redo, Status, flags};
 pub trait Machine {
     /// Names one slot.
     type SlotRef: Copy;
+
+    /// The header of the request in hand, which becomes the answer's. Asked for anew wherever it is needed: what the
+    /// kernel's verifier knows of a packet pointer grows with every check, and a pointer kept over a pass would carry
+    /// along how far that went.
+    fn header(&mut self) -> &mut Header;
 
     /// The entry of a job; `number` is below [`MAX_JOBS`].
     fn job(&self, number: u16) -> Option<&JobEntry>;
@@ -109,7 +114,7 @@ fn slot_index(job: &JobEntry, seq: Seq) -> u32 {
 /// Whose progress counts in a job.
 #[inline(always)]
 fn members(job: &JobEntry) -> Members {
-    Members { generation: job.generation, expected: job.expected }
+    Members { generation: job.generation, expected: job.expected, world: job.world }
 }
 
 /// What became of a contribution: the status that tells of it, the counter that counts it, and whether the payload
@@ -170,13 +175,13 @@ struct Received {
 
 /// Handles one request whose frame was parsed: `header` becomes the answer's.
 #[inline(always)]
-pub fn handle<M: Machine>(machine: &mut M, header: &mut Header, arrival: Arrival) -> Outcome {
-    let outcome = match admit(machine, header, arrival) {
-        Ok(admitted) => serve(machine, header, arrival, &admitted),
+pub fn handle<M: Machine>(machine: &mut M, arrival: Arrival) -> Outcome {
+    let outcome = match admit(machine, arrival) {
+        Ok(admitted) => serve(machine, arrival, &admitted),
         Err(Refusal::OldGeneration) => {
             // The address is registered, so telling it to join again amplifies nothing towards a stranger.
             machine.refuse(Refusal::OldGeneration);
-            reject(header, Status::Rejoin)
+            reject(machine.header(), Status::Rejoin)
         }
         Err(refusal) => {
             machine.refuse(refusal);
@@ -184,14 +189,15 @@ pub fn handle<M: Machine>(machine: &mut M, header: &mut Header, arrival: Arrival
         }
     };
     if matches!(outcome, Outcome::Answer { .. }) {
-        header.seal();
+        machine.header().seal();
     }
     outcome
 }
 
 /// Header, job, worker, address, length and generation: checked before any slot is touched.
 #[inline(always)]
-fn admit<M: Machine>(machine: &mut M, header: &Header, arrival: Arrival) -> Result<Admitted, Refusal> {
+fn admit<M: Machine>(machine: &mut M, arrival: Arrival) -> Result<Admitted, Refusal> {
+    let header = *machine.header();
     header.check()?;
     if !matches!(header.kind(), Some(Kind::Data | Kind::Pull)) {
         return Err(Refusal::BadKind);
@@ -230,21 +236,21 @@ fn admit<M: Machine>(machine: &mut M, header: &Header, arrival: Arrival) -> Resu
 
 /// Records progress, takes the contribution, answers the wish.
 #[inline(always)]
-fn serve<M: Machine>(machine: &mut M, header: &mut Header, arrival: Arrival, who: &Admitted) -> Outcome {
+fn serve<M: Machine>(machine: &mut M, arrival: Arrival, who: &Admitted) -> Outcome {
     machine.note(Event::Requests);
     if arrival.congested {
         machine.note(Event::EcnMarks);
     }
-    let is_pull = header.kind() == Some(Kind::Pull);
-    let Some(min_ack) = record(machine, header, who, is_pull) else {
+    let is_pull = machine.header().kind() == Some(Kind::Pull);
+    let Some(min_ack) = record(machine, who, is_pull) else {
         return Outcome::Drop(Refusal::UnknownJob);
     };
     let mut salt = 0;
     let mut received = Received { fate: Fate::ABSENT, attempt: 0, bits: 0 };
     if !is_pull {
-        let Some(own) = salt_of(machine, header, who) else { return Outcome::Drop(Refusal::UnknownWorker) };
+        let Some(own) = salt_of(machine, who) else { return Outcome::Drop(Refusal::UnknownWorker) };
         salt = own;
-        received = match receive(machine, header, who, min_ack, salt) {
+        received = match receive(machine, who, min_ack, salt) {
             Ok(received) => received,
             Err(refusal) => {
                 machine.refuse(refusal);
@@ -254,33 +260,38 @@ fn serve<M: Machine>(machine: &mut M, header: &mut Header, arrival: Arrival, who
     }
     received.fate = Fate(machine.forget(received.fate.0));
     machine.count(received.fate.counter());
-    let is_sound = received.fate.was_checked() || payload_is_sound(machine, header, salt);
+    let is_sound = received.fate.was_checked() || payload_is_sound(machine, salt);
     if !is_sound {
         machine.refuse(Refusal::BadTag);
     }
     let status = if is_sound || is_pull { received.fate.status() } else { Status::BadTag as u8 };
     let status = machine.forget(status as u32) as u8;
-    answer(machine, header, arrival, who, received, status)
+    answer(machine, arrival, who, received, status)
 }
 
 /// The payload's tag is right. Whatever was not taken has its payload checked all the same, a PULL's padding too: a
 /// flipped bit tells of a bad link, whatever it hit.
 #[inline(always)]
-fn payload_is_sound<M: Machine>(machine: &mut M, header: &Header, salt: u64) -> bool {
-    let n = blocks(machine, header.lanes());
-    let found = if header.has(flags::PAYLOAD) { machine.verify(n) } else { Some(0) };
-    found.is_some_and(|tag| tag.wrapping_add(salt) == header.tag())
+fn payload_is_sound<M: Machine>(machine: &mut M, salt: u64) -> bool {
+    let found = if machine.header().has(flags::PAYLOAD) {
+        let n = payload_blocks(machine);
+        machine.verify(n)
+    } else {
+        Some(0)
+    };
+    found.is_some_and(|tag| tag.wrapping_add(salt) == machine.header().tag())
 }
 
 /// Takes in what the request says of its sender's progress; returns min_ack. Before anything can refuse the payload:
 /// the sender's own ack may be the missing one (protocol-rules F14).
 #[inline(always)]
-fn record<M: Machine>(machine: &mut M, header: &Header, who: &Admitted, is_pull: bool) -> Option<Seq> {
+fn record<M: Machine>(machine: &mut M, who: &Admitted, is_pull: bool) -> Option<Seq> {
+    let header = machine.header();
+    let (seq, ack, contributed) = (header.seq(), Seq(header.raw_ack()), Seq(header.raw_progress()));
     let (job, progress) = (machine.job(who.number)?, machine.progress(who.number)?);
     let (members, slots) = (members(job), job.slots);
-    let (ack, contributed) = (Seq(header.raw_ack()), Seq(header.raw_progress()));
     let moved = progress.record(members.generation, who.rank as usize, ack, contributed, slots);
-    let ahead = header.seq().since(progress.acks.floor(members.generation)) >= slots;
+    let ahead = seq.since(progress.acks.floor(members.generation)) >= slots;
     if moved | is_pull | ahead {
         machine.recompute(who.number, members);
     }
@@ -289,21 +300,21 @@ fn record<M: Machine>(machine: &mut M, header: &Header, who: &Admitted, is_pull:
 
 /// The salt that a contribution's tag must carry.
 #[inline(always)]
-fn salt_of<M: Machine>(machine: &M, header: &Header, who: &Admitted) -> Option<u64> {
-    machine.rank(who.number, who.rank).map(|entry| tag::salt(entry.key, header.seq(), header.chunk()))
+fn salt_of<M: Machine>(machine: &mut M, who: &Admitted) -> Option<u64> {
+    let (seq, chunk) = (machine.header().seq(), machine.header().chunk());
+    machine.rank(who.number, who.rank).map(|entry| tag::salt(entry.key, seq, chunk))
 }
 
 /// Takes a contribution, or says why not. `Err` is for what is dropped without an answer.
 #[inline(always)]
 fn receive<M: Machine>(
     machine: &mut M,
-    header: &Header,
     who: &Admitted,
     min_ack: Seq,
     salt: u64,
 ) -> Result<Received, Refusal> {
-    let seq = header.seq();
-    if header.bitmap() != 1 << who.rank {
+    let seq = machine.header().seq();
+    if machine.header().bitmap() != 1 << who.rank {
         // Partial sums come from switches and lower levels, which this version has none of.
         return Err(Refusal::Conflict);
     }
@@ -318,7 +329,7 @@ fn receive<M: Machine>(
         return Err(Refusal::LockBusy);
     }
     let rules = machine.rules(who.number).unwrap_or(Rules::NONE);
-    let fate = contribute(machine, header, rules, who.rank, slot, salt);
+    let fate = contribute(machine, rules, who.rank, slot, salt);
     let fate = Fate(machine.forget(fate.0));
     let rules = machine.rules(who.number).unwrap_or(Rules::NONE);
     let state = machine.state(slot);
@@ -329,9 +340,49 @@ fn receive<M: Machine>(
         machine.note(Event::Completions);
     }
     if attempt > 0 {
-        track_redo(machine, who, header.generation(), Redo { seq, attempt }, complete);
+        let (generation, seq) = (machine.header().generation(), machine.header().seq());
+        track_redo(machine, who, generation, Redo { seq, attempt }, complete);
     }
     Ok(Received { fate, attempt, bits })
+}
+
+/// A [`Decision`] as one number, which [`Machine::forget`] takes: the fate of a contribution that is not taken, or with
+/// the highest bit set what to do with one that is.
+#[derive(Clone, Copy)]
+struct Verdict(u32);
+
+impl Verdict {
+    const TAKEN: u32 = 1 << 31;
+
+    #[inline(always)]
+    const fn of(decision: Decision) -> Verdict {
+        Verdict(match decision {
+            Decision::Contribute { begin, lanes } => Verdict::TAKEN | (begin as u32) << 8 | lanes as u32,
+            Decision::Duplicate => Fate::DUPLICATE.0,
+            Decision::Late => Fate::LATE.0,
+            Decision::Refuse(refusal) => Fate::refused(refusal).0,
+        })
+    }
+
+    #[inline(always)]
+    const fn is_taken(self) -> bool {
+        self.0 & Verdict::TAKEN != 0
+    }
+
+    #[inline(always)]
+    const fn fate(self) -> Fate {
+        Fate(self.0)
+    }
+
+    #[inline(always)]
+    const fn begins(self, begin: Begin) -> bool {
+        self.0 >> 8 & 0xFF == begin as u32
+    }
+
+    #[inline(always)]
+    const fn lanes(self) -> u32 {
+        self.0 & 0xFF
+    }
 }
 
 /// What a DATA packet says of its contribution.
@@ -352,79 +403,76 @@ fn contribution(header: &Header, rank: u8) -> Contribution {
 
 /// Under the slot's lock: decides, combines the lanes, commits or undoes.
 #[inline(always)]
-fn contribute<M: Machine>(
-    machine: &mut M,
-    header: &Header,
-    rules: Rules,
-    rank: u8,
-    slot: M::SlotRef,
-    salt: u64,
-) -> Fate {
-    let contribution = contribution(header, rank);
-    let (begin, lanes) = match slot::decide(machine.state(slot), rules, &contribution) {
-        Decision::Contribute { begin, lanes } => (begin, lanes),
-        Decision::Duplicate => return Fate::DUPLICATE,
-        Decision::Late => return Fate::LATE,
-        Decision::Refuse(refusal) => return Fate::refused(refusal),
-    };
-    if begin == slot::Begin::Redo {
+fn contribute<M: Machine>(machine: &mut M, rules: Rules, rank: u8, slot: M::SlotRef, salt: u64) -> Fate {
+    let contribution = contribution(machine.header(), rank);
+    let verdict = Verdict::of(slot::decide(machine.state(slot), rules, &contribution));
+    let verdict = Verdict(machine.forget(verdict.0));
+    if !verdict.is_taken() {
+        return verdict.fate();
+    }
+    if verdict.begins(Begin::Redo) {
         machine.note(Event::Redos);
     }
-    machine.state(slot).begin(begin, rules, &contribution);
-    let lanes = machine.forget(lanes as u32);
-    let Some(gained) = combine(machine, header, slot, lanes, salt) else {
+    if !verdict.begins(Begin::Continue) {
+        machine.state(slot).begin(verdict.begins(Begin::Chunk), rules, &contribution);
+    }
+    let Some(gained) = combine(machine, slot, verdict, salt) else {
         return Fate::refused(Refusal::BadTag);
     };
     // Read again: the pass needs the registers.
-    machine.state(slot).commit(&self::contribution(header, rank), gained);
-    if header.has(flags::NON_FINITE) {
+    let contribution = self::contribution(machine.header(), rank);
+    machine.state(slot).commit(&contribution, gained);
+    if contribution.non_finite {
         machine.note(Event::NonFinite);
     }
     Fate::TAKEN
 }
 
-/// Blocks of a payload. Forgotten before each pass: after a pass the verifier knows the number on each of its ways out,
-/// and would walk the next pass once for each.
+/// Blocks of the request's payload. Forgotten before each pass: after a pass the verifier knows the number on each of
+/// its ways out, and would walk the next pass once for each.
 #[inline(always)]
-fn blocks<M: Machine>(machine: &M, lanes: u16) -> u32 {
+fn payload_blocks<M: Machine>(machine: &mut M) -> u32 {
+    let lanes = machine.header().lanes();
     machine.forget(u32::from(lanes)) / LANES_PER_BLOCK as u32
 }
 
-/// Combines the payload with the slot's lanes as told by `lanes`, a [`Lanes`], checking it in the same pass; a bad one
-/// is undone. Returns what the contribution adds to the slot's tag, or `None` for a bad payload.
+/// The tag of a pass is the header's, less the salt.
 #[inline(always)]
-fn combine<M: Machine>(
-    machine: &mut M,
-    header: &Header,
-    slot: M::SlotRef,
-    lanes: u32,
-    salt: u64,
-) -> Option<u64> {
-    let sound = |tag: Option<u64>| tag.is_some_and(|tag| tag.wrapping_add(salt) == header.tag());
-    let n = blocks(machine, header.lanes());
+fn agrees<M: Machine>(machine: &mut M, found: Option<u64>, salt: u64) -> bool {
+    found.is_some_and(|tag| tag.wrapping_add(salt) == machine.header().tag())
+}
+
+/// Combines the payload with the slot's lanes as the verdict tells, checking it in the same pass; a bad one is undone. Returns what the contribution adds to the slot's tag, or `None` for a bad payload.
+#[inline(always)]
+fn combine<M: Machine>(machine: &mut M, slot: M::SlotRef, verdict: Verdict, salt: u64) -> Option<u64> {
+    let n = payload_blocks(machine);
+    let lanes = verdict.lanes();
     if lanes == Lanes::Add as u32 {
         machine.note(Event::Adds);
-        if sound(machine.add(slot, n)) {
-            return Some(header.tag());
+        let found = machine.add(slot, n);
+        if agrees(machine, found, salt) {
+            return Some(machine.header().tag());
         }
-        let n = blocks(machine, header.lanes());
+        let n = payload_blocks(machine);
         machine.subtract(slot, n);
         None
     } else if lanes == Lanes::Store as u32 {
         machine.note(Event::Stores);
-        sound(machine.store(slot, n)).then(|| header.tag())
+        let found = machine.store(slot, n);
+        agrees(machine, found, salt).then(|| machine.header().tag())
     } else if lanes == Lanes::Maximum as u32 {
         // A maximum cannot be undone, so the payload is checked before.
-        if !sound(machine.verify(n)) {
+        let found = machine.verify(n);
+        if !agrees(machine, found, salt) {
             return None;
         }
         machine.note(Event::Adds);
-        let n = blocks(machine, header.lanes());
+        let n = payload_blocks(machine);
         let (before, after) = machine.maximum(slot, n)?;
         // By difference: damage to the slot's memory stays visible in its tag.
         Some(after.wrapping_sub(before).wrapping_add(salt))
     } else {
-        sound(Some(0)).then(|| header.tag())
+        agrees(machine, Some(0), salt).then(|| machine.header().tag())
     }
 }
 
@@ -454,65 +502,70 @@ fn reject(header: &mut Header, status: Status) -> Outcome {
 #[inline(always)]
 fn answer<M: Machine>(
     machine: &mut M,
-    header: &mut Header,
     arrival: Arrival,
     who: &Admitted,
     received: Received,
     status: u8,
 ) -> Outcome {
-    let want = header.want();
-    let is_pull = machine.forget((header.kind() == Some(Kind::Pull)) as u32) != 0;
     let is_aborted = status == Status::Aborted as u8;
-    let generation = header.generation();
+    let echo = machine.forget(if arrival.congested { flags::ECN_ECHO } else { 0 } as u32) as u8;
+    let (window, gain, epoch) =
+        machine.job(who.number).map_or((0, 0, 0), |job| (job.window, job.gain, job.epoch));
+    let header = machine.header();
+    let (generation, want) = (header.generation(), header.want());
+    let is_pull = header.kind() == Some(Kind::Pull);
     header.set_kind(Kind::Answer);
-    header.set_flags(machine.forget(if arrival.congested { flags::ECN_ECHO } else { 0 } as u32) as u8);
+    header.set_flags(echo);
     header.set_status(status);
     header.set_attempt(if is_aborted { received.fate.counter() as u8 } else { received.attempt });
-    if let Some(job) = machine.job(who.number) {
-        header.set_window(job.window);
-        header.set_gain(job.gain);
-        header.set_operation_or_epoch(job.epoch);
-    }
-    if let Some(progress) = machine.progress(who.number) {
-        stamp_progress(header, progress, generation);
-    }
+    header.set_window(window);
+    header.set_gain(gain);
+    header.set_operation_or_epoch(epoch);
+    let is_pull = machine.forget(is_pull as u32) != 0;
+    stamp_progress(machine, who, generation);
+
     let mut bitmap = 0;
     if let Some(slot) = look_up(machine, who, generation, want) {
-        let state = *machine.state(slot);
-        let handed_out = if state.is_complete() {
-            hand_out(machine, header, slot, state, generation, want, arrival.payload_bytes)
-        } else {
-            None
-        };
-        if let Some(payload) = handed_out {
+        if let Some(payload) = hand_out(machine, slot, generation, want, arrival.payload_bytes) {
             if is_pull {
-                header.set_status(Status::Ok as u8);
+                machine.header().set_status(Status::Ok as u8);
             }
             return Outcome::Answer { payload };
         }
+        let state = machine.state(slot);
+        let attempt = state.attempt;
         bitmap = state.bits;
         if is_pull {
-            header.set_attempt(state.attempt);
+            machine.header().set_attempt(attempt);
         }
     }
+    let mut min_ack = 0;
+    let mut redo = None;
     if let Some(progress) = machine.progress(who.number) {
-        header.set_raw_want(progress.acks.floor(generation).0);
-        let redo = progress.redo(generation);
-        header.set_tag(redo.map_or(0, Redo::to_word));
-        if redo.is_some() {
-            header.set_flags(header.flags() | flags::REDO);
-        }
+        min_ack = progress.acks.floor(generation).0;
+        redo = progress.redo(generation);
+    }
+    let header = machine.header();
+    header.set_raw_want(min_ack);
+    header.set_tag(redo.map_or(0, Redo::to_word));
+    if redo.is_some() {
+        header.set_flags(header.flags() | flags::REDO);
     }
     header.set_bitmap(if is_aborted { received.bits } else { bitmap });
     header.set_lanes(0);
     Outcome::Answer { payload: false }
 }
 
+/// Tells the answer how far the job is.
 #[inline(always)]
-fn stamp_progress(header: &mut Header, progress: &Progress, generation: u32) {
-    header.set_raw_ack(progress.contributed.floor(generation).0);
-    header.set_raw_progress(progress.highest(generation).0);
-    header.set_rank(progress.contributed.slowest(generation));
+fn stamp_progress<M: Machine>(machine: &mut M, who: &Admitted, generation: u32) {
+    let Some(progress) = machine.progress(who.number) else { return };
+    let (low, high) = (progress.contributed.floor(generation), progress.highest(generation));
+    let slowest = progress.contributed.slowest(generation);
+    let header = machine.header();
+    header.set_raw_ack(low.0);
+    header.set_raw_progress(high.0);
+    header.set_rank(slowest);
 }
 
 /// The slot of `want`, if it holds that chunk. Completes it if the rules have come to allow it (protocol-rules F10).
@@ -543,52 +596,57 @@ fn look_up<M: Machine>(machine: &mut M, who: &Admitted, generation: u32, want: S
     Some(slot)
 }
 
-/// Writes a complete slot's result into the answer, unless the frame has another length. The slot may be taken for
-/// another chunk meanwhile (only by a chunk that this rank has let go of, but an old duplicate may ask): the copy is
-/// valid if the slot's identity is the same afterwards (protocol-rules part 2.11), and the tag tells the receiver.
+/// Writes a slot's result into the answer, unless it is not complete or the frame has another length. The slot may be
+/// taken for another chunk meanwhile (only by a chunk that this rank has let go of, but an old duplicate may ask): the
+/// copy is valid if the slot's identity is the same afterwards (protocol-rules part 2.11), and the tag tells the
+/// receiver.
 #[inline(always)]
 fn hand_out<M: Machine>(
     machine: &mut M,
-    header: &mut Header,
     slot: M::SlotRef,
-    state: Slot,
     generation: u32,
     want: Seq,
     room: u32,
 ) -> Option<bool> {
-    let chunk = state.chunk();
-    let payload = state.has_payload();
-    if payload {
-        if u32::from(chunk.lanes) * 4 != room {
-            return None;
-        }
-        let blocks = blocks(machine, chunk.lanes);
-        machine.emit(slot, blocks)?;
-        let now = machine.state(slot);
-        if !now.holds(generation, want) || !now.is_complete() || now.attempt != state.attempt {
-            return None;
-        }
+    let state = machine.state(slot);
+    if !state.is_complete() {
+        return None;
     }
+    let (has_payload, lanes, attempt) = (state.has_payload(), state.chunk().lanes, state.attempt);
+    if has_payload {
+        if u32::from(lanes) * 4 != room {
+            return None;
+        }
+        let blocks = machine.forget(u32::from(lanes)) / LANES_PER_BLOCK as u32;
+        machine.emit(slot, blocks)?;
+    }
+    let state = machine.state(slot);
+    let (bits, tag, chunk, next) = (state.bits, state.tag, state.chunk(), state.next_exponent());
+    let (contributors, epoch, culprit) = (state.contributors(), state.epoch, state.non_finite());
+    if !state.holds(generation, want) || !state.is_complete() || state.attempt != attempt {
+        return None;
+    }
+    let header = machine.header();
     let mut flags = header.flags() | flags::RESULT;
-    if payload {
+    if has_payload {
         flags |= flags::PAYLOAD;
     }
-    if let Some(culprit) = state.non_finite() {
+    if let Some(culprit) = culprit {
         flags |= flags::NON_FINITE;
         header.set_rank(culprit);
     }
     header.set_flags(flags);
     header.set_raw_want(want.0);
-    header.set_bitmap(state.bits);
-    header.set_tag(state.tag);
+    header.set_bitmap(bits);
+    header.set_tag(tag);
     header.set_lanes(chunk.lanes);
-    header.set_contributors(state.contributors());
+    header.set_contributors(contributors);
     header.set_exponent(chunk.exponent);
-    header.set_next_exponent(state.next_exponent());
-    header.set_attempt(state.attempt);
-    header.set_operation_or_epoch(state.epoch);
+    header.set_next_exponent(next);
+    header.set_attempt(attempt);
+    header.set_operation_or_epoch(epoch);
     machine.note(Event::Results);
-    Some(payload)
+    Some(has_payload)
 }
 
 /// What a result of `chunk` is checked against: its tag less the salts of its contributors.

@@ -4,6 +4,8 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use crate::mind::pick_mut;
+
 /// Declares an enum whose variants are counter indices with a metric name and a sentence.
 macro_rules! counters {
     ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $label:literal : $sentence:literal,)* }) => {
@@ -100,23 +102,22 @@ impl Event {
     }
 }
 
-/// Number of counters of one CPU.
-pub const COUNTERS: usize = Refusal::COUNT + Event::COUNT;
+/// Places for counters of one CPU: a power of two, so that the kernel reaches each by constant steps ([`pick_mut`]).
+pub const COUNTERS: usize = 64;
+
+/// Places that are not used yet.
+const SPARE: usize = COUNTERS - Refusal::COUNT - Event::COUNT;
 
 /// The counters of one CPU, as the kernel's per-CPU map holds them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Counters {
     /// By refusal, in index order.
     pub refusals: [u64; Refusal::COUNT],
     /// By event, in index order.
     pub events: [u64; Event::COUNT],
+    spare: [u64; SPARE],
 }
-
-// SAFETY: an array of u64 twice, without padding, valid for every bit pattern.
-unsafe impl Zeroable for Counters {}
-// SAFETY: as above.
-unsafe impl Pod for Counters {}
 
 impl Default for Counters {
     fn default() -> Self {
@@ -137,13 +138,12 @@ impl Counters {
         self.events[event as usize] = self.events[event as usize].wrapping_add(1);
     }
 
-    /// Adds one to the counter with this index; nothing beyond the last.
+    /// Adds one to the counter with this index (modulo [`COUNTERS`]).
     #[inline(always)]
     pub fn count(&mut self, counter: u32) {
         let all: &mut [u64; COUNTERS] = bytemuck::cast_mut(self);
-        if let Some(count) = all.get_mut(counter as usize) {
-            *count = count.wrapping_add(1);
-        }
+        let count = pick_mut(all, counter as usize);
+        *count = count.wrapping_add(1);
     }
 
     /// How often `refusal` happened.

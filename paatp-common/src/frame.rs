@@ -11,8 +11,8 @@ use network_types::udp::UdpHdr;
 use crate::aggregate::Arrival;
 use crate::counter::Refusal;
 use crate::job::{Address, Node, mapped};
-use crate::lanes::opaque;
-use crate::limits::MAX_LOCAL_ADDRESSES;
+use crate::limits::{BLOCK_BYTES, MAX_LOCAL_ADDRESSES};
+use crate::mind::advance;
 use crate::wire::{HEADER_BYTES, Header};
 
 /// Types that may be read from and written to any bytes.
@@ -32,6 +32,11 @@ unsafe impl Plain for Ipv4Hdr {}
 unsafe impl Plain for Ipv6Hdr {}
 // SAFETY: a repr(C) struct of byte arrays.
 unsafe impl Plain for UdpHdr {}
+
+const ETHERNET_BYTES: usize = 14;
+const TAG_BYTES: usize = 4;
+const IPV4_BYTES: usize = Ipv4Hdr::LEN;
+const IPV6_BYTES: usize = Ipv6Hdr::LEN;
 
 /// Memory between two pointers. Every access compares pointers, which is the bounds check that the kernel's verifier
 /// understands; nothing is ever computed from their difference.
@@ -86,13 +91,46 @@ impl<'a> Frame<'a> {
         self.pointer(offset).map(|p| unsafe { &mut *p })
     }
 
-    /// The frame is exactly `length` bytes long.
+    /// The frame without its first 14 bytes.
+    #[inline(always)]
+    fn past_ethernet(&self) -> Frame<'a> {
+        Frame { start: advance!(self.start, ETHERNET_BYTES), ..*self }
+    }
+
+    /// The frame without its first 4 bytes.
+    #[inline(always)]
+    fn past_tag(&self) -> Frame<'a> {
+        Frame { start: advance!(self.start, TAG_BYTES), ..*self }
+    }
+
+    /// The frame without its first 20 bytes.
+    #[inline(always)]
+    fn past_ipv4(&self) -> Frame<'a> {
+        Frame { start: advance!(self.start, IPV4_BYTES), ..*self }
+    }
+
+    /// The frame without its first 40 bytes.
+    #[inline(always)]
+    fn past_ipv6(&self) -> Frame<'a> {
+        Frame { start: advance!(self.start, IPV6_BYTES), ..*self }
+    }
+
+    /// The frame ends exactly `blocks` blocks after `offset`; false for more than [`MOST_BLOCKS`].
     #[inline(always)]
     #[must_use]
-    pub fn is_exactly(&self, length: usize) -> bool {
-        // Two comparisons of pointers: their difference would need CAP_PERFMON.
-        let end = self.start.wrapping_add(length);
-        end <= self.end && end.wrapping_add(1) > self.end
+    pub fn ends_after(&self, offset: usize, blocks: u32) -> bool {
+        let mut end = self.start.wrapping_add(offset);
+        // By constant steps and comparisons: without CAP_PERFMON the verifier takes neither a packet pointer plus a
+        // variable nor the difference of two.
+        macro_rules! step_if {
+            ($($bit:literal)*) => {
+                $(if blocks >> $bit & 1 == 1 {
+                    end = advance!(end, BLOCK_BYTES << $bit);
+                })*
+            };
+        }
+        step_if!(0 1 2 3 4);
+        blocks <= MOST_BLOCKS && end <= self.end && end.wrapping_add(1) > self.end
     }
 
     /// Our header at `offset`, and where its payload begins.
@@ -106,45 +144,33 @@ impl<'a> Frame<'a> {
 /// Where the parts of one of our frames are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Offset of our header.
-    pub header: usize,
+    /// Number of VLAN tags, at most two.
+    pub tags: u8,
     /// The IP header is of version 6.
     pub is_v6: bool,
 }
 
 impl Layout {
-    /// Offset of the UDP header.
+    /// Offset of our header.
     #[inline(always)]
     #[must_use]
-    pub fn udp(self) -> usize {
-        self.before(UdpHdr::LEN)
+    pub const fn header(self) -> usize {
+        PLAIN_HEADER + self.excess()
     }
 
-    /// Offset of the IP header.
+    /// How much further back our header is than in a plain IPv4 frame.
     #[inline(always)]
     #[must_use]
-    pub fn ip(self) -> usize {
-        self.before(UdpHdr::LEN + if self.is_v6 { Ipv6Hdr::LEN } else { Ipv4Hdr::LEN })
-    }
-
-    /// Opaque and masked: the verifier follows no offset that is a difference.
-    #[inline(always)]
-    fn before(self, bytes: usize) -> usize {
-        opaque(self.header.wrapping_sub(bytes) as u64) as usize & OFFSET_MASK
-    }
-
-    /// The same layout, if `zero` is zero. The kernel's verifier, which does not know that, then forgets what each
-    /// combination of tags and IP version said of the offsets, and walks the rest of the program once, not six times.
-    #[inline(always)]
-    #[must_use]
-    pub fn blurred(self, zero: u32) -> Layout {
-        let zero = zero as usize;
-        Layout { header: (self.header | zero) & OFFSET_MASK, is_v6: self.is_v6 as usize | zero != 0 }
+    pub const fn excess(self) -> usize {
+        self.tags as usize * TAG_BYTES + if self.is_v6 { IPV6_BYTES - IPV4_BYTES } else { 0 }
     }
 }
 
-/// Above every offset in a [`Layout`]: Ethernet 14, two tags 8, IPv6 40, UDP 8 are 70 bytes.
-const OFFSET_MASK: usize = 0x7F;
+/// Offset of our header in an IPv4 frame without tags.
+pub const PLAIN_HEADER: usize = ETHERNET_BYTES + IPV4_BYTES + UdpHdr::LEN;
+
+/// Most blocks in a frame that one page holds: 31 × 128 bytes. Five bits, see [`Frame::ends_after`].
+const MOST_BLOCKS: u32 = 31;
 
 /// What a frame is.
 #[derive(Clone, Copy, Debug)]
@@ -168,8 +194,6 @@ mod ether {
 
 const PROTOCOL_UDP: u8 = 17;
 const IPV6_FRAGMENT: u8 = 44;
-const ETHERNET_BYTES: usize = 14;
-const TAG_BYTES: usize = 4;
 const CONGESTED: u8 = 0b11;
 const ECN_CAPABLE: u8 = 0b10;
 /// Hops that an answer may take.
@@ -185,28 +209,30 @@ const fn is_tag(ether_type: u16) -> bool {
 #[inline(always)]
 #[must_use]
 pub fn parse(frame: &Frame<'_>, length: Option<u32>, node: &Node) -> Parsed {
-    let mut ip = ETHERNET_BYTES;
+    let mut ip = frame.past_ethernet();
     let Some(mut ether_type) = frame.at::<[u8; 2]>(12).map(|b| u16::from_be_bytes(*b)) else {
         return Parsed::NotOurs;
     };
+    let mut tags = 0;
     for _ in 0..2 {
         if is_tag(ether_type) {
-            let Some(inner) = frame.at::<[u8; 2]>(ip + 2) else { return Parsed::NotOurs };
+            let Some(inner) = ip.at::<[u8; 2]>(2) else { return Parsed::NotOurs };
             ether_type = u16::from_be_bytes(*inner);
-            ip += TAG_BYTES;
+            ip = ip.past_tag();
+            tags += 1;
         }
     }
     match ether_type {
-        ether::IPV4 => parse_v4(frame, ip, length, node),
-        ether::IPV6 => parse_v6(frame, ip, length, node),
+        ether::IPV4 => parse_v4(&ip, Layout { tags, is_v6: false }, length, node),
+        ether::IPV6 => parse_v6(&ip, Layout { tags, is_v6: true }, length, node),
         other if is_tag(other) => Parsed::Unread(Refusal::TooManyTags),
         _ => Parsed::NotOurs,
     }
 }
 
 #[inline(always)]
-fn parse_v4(frame: &Frame<'_>, ip: usize, length: Option<u32>, node: &Node) -> Parsed {
-    let Some(header) = frame.at::<Ipv4Hdr>(ip) else { return Parsed::NotOurs };
+fn parse_v4(ip: &Frame<'_>, layout: Layout, length: Option<u32>, node: &Node) -> Parsed {
+    let Some(header) = ip.at::<Ipv4Hdr>(0) else { return Parsed::NotOurs };
     if header.vihl != 0x45 || header.proto != PROTOCOL_UDP {
         return Parsed::NotOurs;
     }
@@ -219,33 +245,43 @@ fn parse_v4(frame: &Frame<'_>, ip: usize, length: Option<u32>, node: &Node) -> P
         destination: mapped(header.dst_addr),
         is_fragment: fragment & 0x2000 != 0,
         congested: header.tos & CONGESTED == CONGESTED,
-        datagram_bytes: u32::from(u16::from_be_bytes(header.tot_len)).wrapping_sub(Ipv4Hdr::LEN as u32),
+        datagram_bytes: u32::from(u16::from_be_bytes(header.tot_len)).wrapping_sub(IPV4_BYTES as u32),
     };
-    parse_udp(frame, ip + Ipv4Hdr::LEN, false, length, node, &outer)
+    parse_udp(&ip.past_ipv4(), layout, length, node, &outer)
 }
 
 #[inline(always)]
-fn parse_v6(frame: &Frame<'_>, ip: usize, length: Option<u32>, node: &Node) -> Parsed {
-    let Some(header) = frame.at::<Ipv6Hdr>(ip) else { return Parsed::NotOurs };
-    let mut outer = Outer {
+fn parse_v6(ip: &Frame<'_>, layout: Layout, length: Option<u32>, node: &Node) -> Parsed {
+    let Some(header) = ip.at::<Ipv6Hdr>(0) else { return Parsed::NotOurs };
+    let outer = Outer {
         source: header.src_addr,
         destination: header.dst_addr,
-        is_fragment: false,
+        is_fragment: header.next_hdr == IPV6_FRAGMENT,
         congested: (header.vcf[1] >> 4) & CONGESTED == CONGESTED,
         datagram_bytes: u32::from(u16::from_be_bytes(header.payload_len)),
     };
-    let mut udp = ip + Ipv6Hdr::LEN;
-    if header.next_hdr == IPV6_FRAGMENT {
-        let Some(fragment) = frame.at::<[u8; 8]>(udp) else { return Parsed::NotOurs };
-        if fragment[0] != PROTOCOL_UDP || fragment[2] != 0 || fragment[3] & 0xF8 != 0 {
+    let next = ip.past_ipv6();
+    if !outer.is_fragment {
+        if header.next_hdr != PROTOCOL_UDP {
             return Parsed::NotOurs;
         }
-        outer.is_fragment = true;
-        udp += 8;
-    } else if header.next_hdr != PROTOCOL_UDP {
+        return parse_udp(&next, layout, length, node, &outer);
+    }
+    let Some(fragment) = next.at::<[u8; 8]>(0) else { return Parsed::NotOurs };
+    if fragment[0] != PROTOCOL_UDP || fragment[2] != 0 || fragment[3] & 0xF8 != 0 {
         return Parsed::NotOurs;
     }
-    parse_udp(frame, udp, true, length, node, &outer)
+    match next.at::<[u8; 12]>(0) {
+        Some([.., high, low]) if is_ours(node, [*high, *low], &outer) => Parsed::Bad(Refusal::Fragment),
+        _ => Parsed::NotOurs,
+    }
+}
+
+/// The port and the address are ours.
+#[inline(always)]
+fn is_ours(node: &Node, port: [u8; 2], outer: &Outer) -> bool {
+    u16::from_be_bytes(port).wrapping_sub(node.port_base) < node.port_count
+        && is_local(node, &outer.destination)
 }
 
 /// What the IP header says, whichever version.
@@ -258,19 +294,9 @@ struct Outer {
 }
 
 #[inline(always)]
-fn parse_udp(
-    frame: &Frame<'_>,
-    offset: usize,
-    is_v6: bool,
-    length: Option<u32>,
-    node: &Node,
-    outer: &Outer,
-) -> Parsed {
-    let Some(udp) = frame.at::<UdpHdr>(offset) else { return Parsed::NotOurs };
-    if u16::from_be_bytes(udp.dst).wrapping_sub(node.port_base) >= node.port_count {
-        return Parsed::NotOurs;
-    }
-    if !is_local(node, &outer.destination) {
+fn parse_udp(frame: &Frame<'_>, layout: Layout, length: Option<u32>, node: &Node, outer: &Outer) -> Parsed {
+    let Some(udp) = frame.at::<UdpHdr>(0) else { return Parsed::NotOurs };
+    if !is_ours(node, udp.dst, outer) {
         return Parsed::NotOurs;
     }
     if outer.is_fragment {
@@ -281,14 +307,16 @@ fn parse_udp(
     if udp_bytes < overhead {
         return Parsed::Bad(Refusal::Truncated);
     }
-    let frame_bytes = offset as u32 + udp_bytes;
-    let fits = length.map_or_else(|| frame.is_exactly(frame_bytes as usize), |length| length == frame_bytes);
-    if udp_bytes != outer.datagram_bytes || !fits {
+    let payload_bytes = udp_bytes - overhead;
+    let fits = match length {
+        Some(length) => layout.header() as u32 + HEADER_BYTES as u32 + payload_bytes == length,
+        None => frame.ends_after(overhead as usize, payload_bytes / BLOCK_BYTES as u32),
+    };
+    // Payloads are whole blocks.
+    if udp_bytes != outer.datagram_bytes || payload_bytes % BLOCK_BYTES as u32 != 0 || !fits {
         return Parsed::Bad(Refusal::LengthMismatch);
     }
-    let arrival =
-        Arrival { source: outer.source, congested: outer.congested, payload_bytes: udp_bytes - overhead };
-    Parsed::Ours(Layout { header: offset + UdpHdr::LEN, is_v6 }, arrival)
+    Parsed::Ours(layout, Arrival { source: outer.source, congested: outer.congested, payload_bytes })
 }
 
 #[inline(always)]
@@ -308,35 +336,55 @@ pub fn turn_round(frame: &mut Frame<'_>, layout: Layout, payload: u32) -> Option
     let macs: &mut [[u8; 6]; 2] = frame.at_mut(0)?;
     macs.swap(0, 1);
     let datagram = (UdpHdr::LEN + HEADER_BYTES) as u16 + payload as u16;
-    if layout.is_v6 {
-        let ip: &mut Ipv6Hdr = frame.at_mut(layout.ip())?;
-        core::mem::swap(&mut ip.src_addr, &mut ip.dst_addr);
-        ip.payload_len = datagram.to_be_bytes();
-        ip.hop_limit = TIME_TO_LIVE;
-        if (ip.vcf[1] >> 4) & CONGESTED == CONGESTED {
-            ip.vcf[1] = ip.vcf[1] & !(CONGESTED << 4) | ECN_CAPABLE << 4;
-        }
-    } else {
-        let ip: &mut Ipv4Hdr = frame.at_mut(layout.ip())?;
-        core::mem::swap(&mut ip.src_addr, &mut ip.dst_addr);
-        ip.tot_len = (datagram + Ipv4Hdr::LEN as u16).to_be_bytes();
-        ip.ttl = TIME_TO_LIVE;
-        if ip.tos & CONGESTED == CONGESTED {
-            ip.tos = ip.tos & !CONGESTED | ECN_CAPABLE;
-        }
-        ip.check = [0; 2];
-        let words: &mut [[u8; 2]; 10] = frame.at_mut(layout.ip())?;
-        let mut sum = 0u32;
-        for word in words.iter() {
-            sum += u32::from(u16::from_be_bytes(*word));
-        }
-        sum = (sum & 0xFFFF) + (sum >> 16);
-        sum = (sum & 0xFFFF) + (sum >> 16);
-        words[5] = (!(sum as u16)).to_be_bytes();
+    let mut ip = frame.past_ethernet();
+    if layout.tags > 0 {
+        ip = ip.past_tag();
     }
-    let udp: &mut UdpHdr = frame.at_mut(layout.udp())?;
+    if layout.tags > 1 {
+        ip = ip.past_tag();
+    }
+    let mut udp = if layout.is_v6 { turn_v6(&mut ip, datagram)? } else { turn_v4(&mut ip, datagram)? };
+    let udp: &mut UdpHdr = udp.at_mut(0)?;
     core::mem::swap(&mut udp.src, &mut udp.dst);
     udp.len = datagram.to_be_bytes();
     udp.check = [0; 2];
     Some(())
+}
+
+/// Returns what follows the IP header.
+#[inline(always)]
+fn turn_v6<'a>(frame: &mut Frame<'a>, datagram: u16) -> Option<Frame<'a>> {
+    let ip: &mut Ipv6Hdr = frame.at_mut(0)?;
+    core::mem::swap(&mut ip.src_addr, &mut ip.dst_addr);
+    ip.payload_len = datagram.to_be_bytes();
+    ip.hop_limit = TIME_TO_LIVE;
+    if (ip.vcf[1] >> 4) & CONGESTED == CONGESTED {
+        ip.vcf[1] = ip.vcf[1] & !(CONGESTED << 4) | ECN_CAPABLE << 4;
+    }
+    Some(frame.past_ipv6())
+}
+
+/// Returns what follows the IP header.
+#[inline(always)]
+fn turn_v4<'a>(frame: &mut Frame<'a>, datagram: u16) -> Option<Frame<'a>> {
+    let ip: &mut Ipv4Hdr = frame.at_mut(0)?;
+    core::mem::swap(&mut ip.src_addr, &mut ip.dst_addr);
+    ip.tot_len = (datagram + IPV4_BYTES as u16).to_be_bytes();
+    ip.ttl = TIME_TO_LIVE;
+    if ip.tos & CONGESTED == CONGESTED {
+        ip.tos = ip.tos & !CONGESTED | ECN_CAPABLE;
+    }
+    ip.check = [0; 2];
+    let words: &[[u8; 4]; 5] = frame.at(0)?;
+    let mut sum = 0u64;
+    for word in words {
+        sum += u64::from(u32::from_be_bytes(*word));
+    }
+    // Three folds: 35 bits become 20, 17 and 16.
+    for _ in 0..3 {
+        sum = (sum & 0xFFFF) + (sum >> 16);
+    }
+    let ip: &mut Ipv4Hdr = frame.at_mut(0)?;
+    ip.check = (!(sum as u16)).to_be_bytes();
+    Some(frame.past_ipv4())
 }

@@ -48,8 +48,8 @@ impl Host<'_> {
         };
         let header: &mut Header = bytemuck::cast_mut(header);
         let arrival = Arrival { source, congested, payload_bytes: payload.len() as u32 };
-        let mut machine = HostMachine { host: self, payload };
-        match aggregate::handle(&mut machine, header, arrival) {
+        let mut machine = HostMachine { host: self, header, payload };
+        match aggregate::handle(&mut machine, arrival) {
             Outcome::Drop(refusal) => Err(refusal),
             Outcome::Answer { payload: true } => Ok(length),
             Outcome::Answer { payload: false } => Ok(HEADER_BYTES),
@@ -60,6 +60,7 @@ impl Host<'_> {
 /// A [`Host`] with a request in hand.
 struct HostMachine<'a, 'b> {
     host: &'a mut Host<'b>,
+    header: &'a mut Header,
     payload: &'a mut [u8],
 }
 
@@ -83,6 +84,10 @@ impl HostMachine<'_, '_> {
 
 impl Machine for HostMachine<'_, '_> {
     type SlotRef = usize;
+
+    fn header(&mut self) -> &mut Header {
+        self.header
+    }
 
     fn job(&self, number: u16) -> Option<&JobEntry> {
         self.host.jobs.get(number as usize)

@@ -8,6 +8,7 @@
 //! each word, because LLVM otherwise hoists the loads and spills past BPF's stack.
 
 use crate::limits::{LANES_PER_BLOCK, WORDS_PER_BLOCK};
+use crate::mind::{barrier, opaque};
 use crate::tag::Tag;
 
 /// A block as it travels: 16 words in network order.
@@ -15,32 +16,6 @@ pub type WireBlock = [[u8; 8]; WORDS_PER_BLOCK];
 
 /// A block as a slot holds it: 16 words in the CPU's order.
 pub type SlotBlock = [u64; WORDS_PER_BLOCK];
-
-/// Keeps the compiler from moving memory accesses across; no instruction is emitted.
-#[inline(always)]
-fn barrier() {
-    #[cfg(target_arch = "bpf")]
-    // SAFETY: empty; only a barrier for the compiler.
-    unsafe {
-        core::arch::asm!("", options(nostack, preserves_flags))
-    };
-}
-
-/// The same value, of which the compiler knows nothing: it neither drops checks that the kernel's verifier wants nor
-/// turns arithmetic back into branches.
-#[inline(always)]
-#[must_use]
-pub fn opaque(value: u64) -> u64 {
-    #[cfg(target_arch = "bpf")]
-    let value = {
-        let mut value = value;
-        // SAFETY: moves a register to itself. (An empty template would leave line info without an instruction, which
-        // the kernel refuses.)
-        unsafe { core::arch::asm!("{0} = {0}", inout(reg) value, options(nomem, nostack, preserves_flags)) };
-        value
-    };
-    value
-}
 
 /// Repeats an expression for each word of a block; a loop would not be unrolled for BPF.
 macro_rules! each_word {

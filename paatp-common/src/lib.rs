@@ -7,7 +7,7 @@
 //! program, the user-space engine of the tests and the simulator call the same functions.
 
 #![no_std]
-// Empty assembly is the one compiler barrier that BPF code generation respects; see `lanes::barrier`.
+// Empty assembly is the one compiler barrier that BPF code generation respects; see `mind`.
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 
 #[cfg(test)]
@@ -20,6 +20,7 @@ pub mod host;
 pub mod job;
 pub mod lanes;
 pub mod limits;
+pub mod mind;
 pub mod progress;
 pub mod seq;
 pub mod slot;

@@ -6,6 +6,7 @@
 //! low, which is safe: a request repeats its numbers.
 
 use crate::limits::MAX_RANKS;
+use crate::mind::{negative, pick};
 use crate::seq::Seq;
 use crate::wire::Redo;
 
@@ -24,8 +25,6 @@ mod cell {
     pub struct Shared(AtomicU64);
 
     impl Shared {
-        pub const ZERO: Shared = Shared(AtomicU64::new(0));
-
         pub fn load(&self) -> u64 {
             self.0.load(Relaxed)
         }
@@ -50,8 +49,6 @@ mod cell {
     unsafe impl Sync for Shared {}
 
     impl Shared {
-        pub const ZERO: Shared = Shared(UnsafeCell::new(0));
-
         #[inline(always)]
         pub fn load(&self) -> u64 {
             // SAFETY: aligned and alive by `&self`.
@@ -71,7 +68,10 @@ impl Word {
     #[inline(always)]
     pub fn get(&self, generation: u32) -> u32 {
         let word = self.0.load();
-        if (word >> 32) as u32 == generation { word as u32 } else { 0 }
+        // Zero if the generations are the same, without a branch, see `negative`.
+        let differs =
+            negative((generation as i64 - (word >> 32) as i64) | ((word >> 32) as i64 - generation as i64));
+        word as u32 & !differs as u32
     }
 
     /// Replaces word and generation.
@@ -95,7 +95,7 @@ impl Default for Track {
         Track {
             floor: Word::default(),
             slowest: Word::default(),
-            ranks: [const { Word(cell::Shared::ZERO) }; MAX_RANKS],
+            ranks: core::array::from_fn(|_| Word::default()),
         }
     }
 }
@@ -107,6 +107,8 @@ pub struct Members {
     pub generation: u32,
     /// Bitmap of the ranks that count.
     pub expected: u64,
+    /// Number of ranks, those that count no longer included.
+    pub world: u8,
 }
 
 impl Track {
@@ -133,32 +135,30 @@ impl Track {
     /// risen.
     #[inline(always)]
     pub fn record(&self, generation: u32, rank: usize, value: Seq, reach: u32) -> bool {
-        let floor = self.floor(generation);
-        let Some(word) = self.ranks.get(rank) else { return false };
+        let word = pick(&self.ranks, rank);
         let known = Seq(word.get(generation));
         let steps = value.since(known);
         if steps == 0 || steps > reach {
             return false;
         }
         word.set(generation, value.0);
-        // Only a rank that stood at the floor (or below: a lost update) can have raised it.
-        !floor.is_before(known)
+        // As long as that rank stands at the floor, nobody else can raise it.
+        self.slowest(generation) as usize == rank
     }
 
-    /// A rank's distance from the floor.
+    /// A rank's distance from the floor; 0 also where it is below: two CPUs wrote its word in the wrong order.
     #[inline(always)]
-    fn above(&self, generation: u32, rank: usize, floor: Seq) -> u32 {
-        let value = Seq(self.ranks[rank].get(generation));
-        // Below the floor: two CPUs wrote this rank's word in the wrong order.
-        if value.is_before(floor) { 0 } else { value.since(floor) }
+    fn above(&self, generation: u32, rank: usize, floor: Seq) -> u64 {
+        let steps = i64::from(Seq(pick(&self.ranks, rank).get(generation)).since(floor) as i32);
+        steps as u64 & !negative(steps)
     }
 
     /// Two CPUs may write in either order: the lower value that can remain is safe.
     #[inline(always)]
     fn lift(&self, generation: u32, floor: Seq, least: Least) {
-        self.slowest.set(generation, least.rank);
+        self.slowest.set(generation, least.rank as u32);
         if least.steps != 0 {
-            self.floor.set(generation, floor.plus(least.steps).0);
+            self.floor.set(generation, floor.plus(least.steps as u32).0);
         }
     }
 }
@@ -166,18 +166,20 @@ impl Track {
 /// The rank nearest to a floor.
 #[derive(Clone, Copy, Debug)]
 struct Least {
-    steps: u32,
-    rank: u32,
+    steps: u64,
+    rank: u64,
 }
 
 impl Least {
-    const NONE: Least = Least { steps: u32::MAX, rank: 0 };
+    /// Further than any rank can be.
+    const NONE: Least = Least { steps: u32::MAX as u64, rank: 0 };
 
+    /// Takes in a rank, unless `ignored` is all ones.
     #[inline(always)]
-    fn take(&mut self, steps: u32, rank: usize) {
-        if steps < self.steps {
-            *self = Least { steps, rank: rank as u32 };
-        }
+    fn take(&mut self, steps: u64, rank: u64, ignored: u64) {
+        let nearer = negative(steps.wrapping_sub(self.steps) as i64) & !ignored;
+        self.steps = self.steps & !nearer | steps & nearer;
+        self.rank = self.rank & !nearer | rank & nearer;
     }
 }
 
@@ -206,20 +208,24 @@ impl Walk {
         }
     }
 
-    /// Takes in one rank. Returns true where no further one can change the outcome: after the last, or when somebody
-    /// still stands at both floors, which makes the usual walk short.
+    /// Takes in one rank, from the last to the first, so that of those at a floor the one that acts last in a round is
+    /// the one whose move the next walk waits for. Returns true where no further rank can change the outcome: at the
+    /// end, or when somebody still stands at both floors, which makes the usual walk short.
     #[inline(always)]
-    pub fn visit(&mut self, progress: &Progress, rank: usize) -> bool {
+    pub fn visit(&mut self, progress: &Progress, turn: usize) -> bool {
+        let rank = (self.members.world as usize).wrapping_sub(1).wrapping_sub(turn);
         if rank >= MAX_RANKS {
             return true;
         }
-        let rest = self.members.expected >> rank;
-        if rest & 1 == 1 {
-            let generation = self.members.generation;
-            self.acks.take(progress.acks.above(generation, rank, self.ack_floor), rank);
-            self.contributed.take(progress.contributed.above(generation, rank, self.contributed_floor), rank);
-        }
-        rest <= 1 || self.acks.steps | self.contributed.steps == 0
+        let generation = self.members.generation;
+        let ignored = (self.members.expected >> rank & 1).wrapping_sub(1);
+        let (acked, contributed) = (
+            progress.acks.above(generation, rank, self.ack_floor),
+            progress.contributed.above(generation, rank, self.contributed_floor),
+        );
+        self.acks.take(acked, rank as u64, ignored);
+        self.contributed.take(contributed, rank as u64, ignored);
+        rank == 0 || self.acks.steps | self.contributed.steps == 0
     }
 
     /// Writes the floors.
@@ -271,8 +277,8 @@ impl Progress {
     /// again).
     pub fn recompute(&self, members: Members) {
         let mut walk = Walk::new(self, members);
-        for rank in 0..MAX_RANKS {
-            if walk.visit(self, rank) {
+        for turn in 0..MAX_RANKS {
+            if walk.visit(self, turn) {
                 break;
             }
         }
@@ -331,7 +337,7 @@ mod tests {
         fn floors_are_the_lowest(start in prop_oneof![Just(0u32), Just(u32::MAX - 20)],
                                  steps in proptest::collection::vec((0..4usize, 0..6u32, 0..6u32), 0..200)) {
             let (progress, reach) = (Progress::default(), 8);
-            let members = Members { generation: GENERATION, expected: 0b1011 };
+            let members = Members { generation: GENERATION, expected: 0b1011, world: 4 };
             let mut model = [(start, start); 4];
             for track in [&progress.acks, &progress.contributed] {
                 for rank in [0, 1, 3] {
@@ -359,7 +365,8 @@ mod tests {
     /// F13: acknowledgements further ahead than the ring are no acknowledgements.
     #[test]
     fn f13_far_acknowledgements_are_ignored() {
-        let (progress, members) = (Progress::default(), Members { generation: GENERATION, expected: 1 });
+        let (progress, members) =
+            (Progress::default(), Members { generation: GENERATION, expected: 1, world: 1 });
         assert_eq!(record(&progress, members, 0, 9), Seq(0));
         assert_eq!(record(&progress, members, 0, 8), Seq(8));
         assert_eq!(record(&progress, members, 0, 3), Seq(8));
@@ -369,8 +376,8 @@ mod tests {
     #[test]
     fn f11_generations_do_not_mix() {
         let progress = Progress::default();
-        let old = Members { generation: GENERATION, expected: 0b11 };
-        let new = Members { generation: GENERATION + 1, expected: 0b11 };
+        let old = Members { generation: GENERATION, expected: 0b11, world: 2 };
+        let new = Members { generation: GENERATION + 1, expected: 0b11, world: 2 };
         record(&progress, old, 0, 3);
         assert_eq!(record(&progress, old, 1, 3), Seq(3));
         assert_eq!(progress.acks.floor(new.generation), Seq(0));
@@ -383,7 +390,8 @@ mod tests {
     /// Two CPUs that write one rank's word in the wrong order never lift the floor above what that rank said.
     #[test]
     fn a_lost_update_does_not_lift_the_floor() {
-        let (progress, members) = (Progress::default(), Members { generation: GENERATION, expected: 0b11 });
+        let (progress, members) =
+            (Progress::default(), Members { generation: GENERATION, expected: 0b11, world: 2 });
         record(&progress, members, 0, 7);
         record(&progress, members, 1, 7);
         progress.acks.ranks[0].set(GENERATION, 6);
@@ -393,7 +401,8 @@ mod tests {
 
     #[test]
     fn a_redo_that_every_rank_can_do_without_hides_no_other() {
-        let (progress, members) = (Progress::default(), Members { generation: GENERATION, expected: 1 });
+        let (progress, members) =
+            (Progress::default(), Members { generation: GENERATION, expected: 1, world: 1 });
         progress.announce(GENERATION, Redo { seq: Seq(5), attempt: 1 });
         record(&progress, members, 0, 6);
         assert_eq!(progress.redo(GENERATION), None);

@@ -104,6 +104,7 @@ pub struct Contribution {
 
 /// What happens to the slot before a contribution is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
 pub enum Begin {
     /// Nothing.
     Continue,
@@ -273,22 +274,19 @@ impl Slot {
         if self.state & state::NON_FINITE != 0 { Some(self.culprit) } else { None }
     }
 
-    /// Prepares the slot for a contribution that was decided to be taken.
+    /// Clears the slot for a contribution that was decided to be taken: as the slot of another chunk, or for the next
+    /// attempt at its own.
     #[inline(always)]
-    pub fn begin(&mut self, begin: Begin, rules: Rules, c: &Contribution) {
-        match begin {
-            Begin::Continue => return,
-            Begin::Redo => {}
-            Begin::Chunk => {
-                self.frozen = 0;
-                self.generation = c.generation;
-                self.seq = c.seq;
-                self.quorum = match c.chunk.operation() {
-                    Some(operation) if !operation.needs_all() => rules.quorum,
-                    _ => QUORUM_ALL,
-                };
-                self.epoch = rules.epoch;
-            }
+    pub fn begin(&mut self, is_another: bool, rules: Rules, c: &Contribution) {
+        if is_another {
+            self.frozen = 0;
+            self.generation = c.generation;
+            self.seq = c.seq;
+            self.quorum = match c.chunk.operation() {
+                Some(operation) if !operation.needs_all() => rules.quorum,
+                _ => QUORUM_ALL,
+            };
+            self.epoch = rules.epoch;
         }
         self.attempt = c.attempt;
         self.bits = 0;

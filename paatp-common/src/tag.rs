@@ -10,14 +10,13 @@ use crate::{seq::Seq, wire::Chunk};
 /// Running sums over payload words.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tag {
-    sum: u64,
-    sums: u64,
+    /// Sum of the words.
+    pub sum: u64,
+    /// Sum of the sums.
+    pub sums: u64,
 }
 
 impl Tag {
-    /// Of no words.
-    pub const ZERO: Tag = Tag { sum: 0, sums: 0 };
-
     /// Takes in the next word.
     #[inline(always)]
     pub fn push(&mut self, word: u64) {

@@ -16,7 +16,7 @@
 //! Clones and released packets carry a mark and pass untouched and uncounted when they come by again.
 //!
 //! `paatp-tests` has the loader (`disturbance.rs`), which repeats [`Config`], [`Count`] and the directions: change
-//! them together. The crate root needs `feature(core_intrinsics)` on the BPF target.
+//! them together.
 
 use core::ffi::c_void;
 
@@ -27,6 +27,7 @@ use aya_ebpf::helpers::{
 use aya_ebpf::macros::{classifier, map};
 use aya_ebpf::maps::Array;
 use aya_ebpf::programs::TcContext;
+use paatp_ebpf::atomic;
 
 /// What to do in one direction. Rates are in parts per million.
 #[derive(Clone, Copy)]
@@ -83,16 +84,16 @@ const COUNTS: u32 = 9;
 
 /// Longest frame that can be kept: 3506 bytes of MTU and a link-layer header.
 const KEPT_BYTES: u32 = 3600;
-const EMPTY: u32 = 0;
-const IN_HAND: u32 = 1;
-const FULL: u32 = 2;
+const EMPTY: u64 = 0;
+const IN_HAND: u64 = 1;
+const FULL: u64 = 2;
 
 /// A packet that waits for its successor.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Kept {
     /// EMPTY, FULL, or IN_HAND while one CPU fills or empties it.
-    state: u32,
+    state: u64,
     length: u32,
     /// Its random number.
     dice: u64,
@@ -391,59 +392,27 @@ fn note(direction: u32, is_done: bool, what: Count) {
 #[inline(always)]
 fn count(direction: u32, what: Count) {
     if let Some(count) = DISTURBED.get_ptr_mut(direction * COUNTS + what as u32) {
-        atomic::fetch_add(count, 1);
+        // SAFETY: a map's value.
+        unsafe { atomic::fetch_add(count, 1) };
     }
 }
 
 #[inline(always)]
 fn next_number(direction: u32) -> Option<u64> {
-    NUMBERS.get_ptr_mut(direction).map(|number| atomic::fetch_add(number, 1))
+    // SAFETY: a map's value.
+    NUMBERS.get_ptr_mut(direction).map(|number| unsafe { atomic::fetch_add(number, 1) })
 }
 
 /// Takes the kept packet's place in hand if it is in state `from`.
 #[inline(always)]
-fn take(kept: *mut Kept, from: u32) -> bool {
+fn take(kept: *mut Kept, from: u64) -> bool {
     // SAFETY: the place of a field in a map's value.
-    atomic::exchange_if(unsafe { &raw mut (*kept).state }, from, IN_HAND)
+    unsafe { atomic::compare_exchange(&raw mut (*kept).state, from, IN_HAND) == from }
 }
 
 /// Gives it back in state `to`.
 #[inline(always)]
-fn give(kept: *mut Kept, to: u32) {
+fn give(kept: *mut Kept, to: u64) {
     // SAFETY: as above.
-    atomic::exchange_if(unsafe { &raw mut (*kept).state }, IN_HAND, to);
-}
-
-/// Fully ordered, because with LLVM 22 relaxed ones whose old value is used are miscompiled for BPF.
-#[cfg(target_arch = "bpf")]
-mod atomic {
-    use core::intrinsics::{AtomicOrdering::SeqCst, atomic_cxchg, atomic_xadd};
-
-    #[inline(always)]
-    pub fn fetch_add(to: *mut u64, value: u64) -> u64 {
-        // SAFETY: callers pass an aligned map value.
-        unsafe { atomic_xadd::<u64, u64, { SeqCst }>(to, value) }
-    }
-
-    #[inline(always)]
-    pub fn exchange_if(at: *mut u32, from: u32, to: u32) -> bool {
-        // SAFETY: callers pass an aligned map value.
-        unsafe { atomic_cxchg::<u32, { SeqCst }, { SeqCst }>(at, from, to).1 }
-    }
-}
-
-/// The same for the host, where this module is only linted.
-#[cfg(not(target_arch = "bpf"))]
-mod atomic {
-    use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
-
-    pub fn fetch_add(to: *mut u64, value: u64) -> u64 {
-        // SAFETY: callers pass an aligned map value.
-        unsafe { AtomicU64::from_ptr(to) }.fetch_add(value, SeqCst)
-    }
-
-    pub fn exchange_if(at: *mut u32, from: u32, to: u32) -> bool {
-        // SAFETY: callers pass an aligned map value.
-        unsafe { AtomicU32::from_ptr(at) }.compare_exchange(from, to, SeqCst, SeqCst).is_ok()
-    }
+    unsafe { atomic::compare_exchange(&raw mut (*kept).state, IN_HAND, to) };
 }

@@ -72,7 +72,7 @@ pub fn next(ctx: &XdpContext) -> Option<()> {
         *fed = (*fed).wrapping_add(1);
         *fed - 1
     };
-    if !frame_of(ctx).is_exactly((feed.frame_bytes & 0xFFF) as usize) {
+    if frame_of(ctx).at::<[u8; 1]>(OUTER_BYTES + size_of::<Header>()).is_none() {
         let missing = feed.frame_bytes as i32 - (OUTER_BYTES + size_of::<Header>()) as i32;
         // SAFETY: a helper on our own context; packet pointers are taken anew.
         if unsafe { bpf_xdp_adjust_tail(ctx.ctx, missing) } != 0 {

@@ -2,17 +2,21 @@
 
 use core::ffi::c_void;
 
+use aya_ebpf::bindings::xdp_action::XDP_DROP;
 use aya_ebpf::helpers::generated::bpf_loop;
 use aya_ebpf::maps::Array;
+use aya_ebpf::programs::XdpContext;
 use paatp_common::aggregate::Machine;
 use paatp_common::counter::{Counters, Event};
-use paatp_common::frame::Frame;
+use paatp_common::frame::{Frame, PLAIN_HEADER};
 use paatp_common::job::{JobEntry, RankEntry};
 use paatp_common::lanes::{self, SlotBlock, WireBlock};
 use paatp_common::limits::{BLOCK_BYTES, LOCK_SPINS, MAX_RANKS};
+use paatp_common::mind::opaque;
 use paatp_common::progress::{Members, Progress, Walk};
 use paatp_common::slot::{Rules, Slot};
 use paatp_common::tag::Tag;
+use paatp_common::wire::{HEADER_BYTES, Header};
 
 use crate::{atomic, maps};
 
@@ -36,7 +40,7 @@ unsafe extern "C" fn spin(_turn: u64, wait: *mut c_void) -> i64 {
 
 /// A walk over a job's ranks.
 struct RankWalk {
-    progress: *const Progress,
+    progress: *mut Progress,
     walk: Walk,
 }
 
@@ -47,6 +51,34 @@ unsafe extern "C" fn visit(rank: u64, walk: *mut c_void) -> i64 {
         let walk = walk.cast::<RankWalk>();
         (*walk).walk.visit(&*(*walk).progress, rank as usize) as i64
     }
+}
+
+/// The same number, if `zero` is zero, which neither the compiler nor the verifier know. Opaque before, or LLVM would
+/// reuse an earlier blurred number, of which the verifier has learnt meanwhile; and after, or it would compare `zero`
+/// itself, and the verifier learn that.
+#[inline(always)]
+pub fn blur(value: u32, zero: u32) -> u32 {
+    opaque(opaque(value as u64) ^ zero as u64) as u32
+}
+
+/// Takes a pointer off the stack. LLVM uses its place for smaller values later, and without CAP_PERFMON the verifier
+/// lets nothing smaller than a word be written over a pointer.
+#[inline(always)]
+fn forget_pointer<T>(pointer: &mut *mut T) {
+    // SAFETY: a live reference; volatile, or LLVM would see that nobody reads it.
+    unsafe { (&raw mut *pointer).write_volatile(core::ptr::null_mut()) };
+}
+
+/// Ends the program: drops the packet.
+#[inline(always)]
+fn give_up() -> ! {
+    #[cfg(target_arch = "bpf")]
+    // SAFETY: ends the program with a verdict. Only inlined into programs, never into callbacks.
+    unsafe {
+        core::arch::asm!("r0 = {0}", "exit", const XDP_DROP, options(noreturn))
+    }
+    #[cfg(not(target_arch = "bpf"))]
+    loop {}
 }
 
 /// One element of a slot table.
@@ -65,7 +97,7 @@ pub type SlotTable<const BLOCKS: usize> = Array<SlotMemory<BLOCKS>>;
 #[inline(always)]
 fn pinned(block: &WireBlock) -> &WireBlock {
     // SAFETY: the address of a live reference.
-    unsafe { &*(lanes::opaque(block as *const WireBlock as u64) as *const WireBlock) }
+    unsafe { &*(opaque(block as *const WireBlock as u64) as *const WireBlock) }
 }
 
 /// Adds two lanes at a time, as [`lanes::add`] does.
@@ -74,29 +106,27 @@ pub const FAST: bool = false;
 pub const NAIVE: bool = true;
 
 /// The maps, with the payload of the packet in hand.
-pub struct Kernel<const BLOCKS: usize, const SLOW: bool> {
+pub struct Kernel<'a, const BLOCKS: usize, const SLOW: bool> {
+    /// The packet, with our header at [`PLAIN_HEADER`].
+    pub ctx: &'a XdpContext,
     /// The node's slots.
     pub slots: &'static SlotTable<BLOCKS>,
-    /// What follows the packet's header.
-    pub payload: *mut u8,
-    /// End of the packet.
-    pub payload_end: *mut u8,
     /// This CPU's counters.
     pub counters: &'static mut Counters,
     /// Zero, which neither compiler nor verifier know.
     pub zero: u32,
 }
 
-impl<const BLOCKS: usize, const SLOW: bool> Kernel<BLOCKS, SLOW> {
-    /// The payload, by a pointer that the verifier sees as new. It notes how far each pointer was checked; a pass that
-    /// ends after any number of blocks would leave as many different notes behind, and what follows be walked for each.
+impl<const BLOCKS: usize, const SLOW: bool> Kernel<'_, BLOCKS, SLOW> {
+    /// Beginning of the payload, and end of the packet.
     #[inline(always)]
-    fn payload_start(&self) -> *mut u8 {
-        self.payload.wrapping_add((self.forget(0) & 1) as usize)
+    fn payload(&self) -> (*mut u8, *mut u8) {
+        let start = self.ctx.data() as *mut u8;
+        (start.wrapping_add(PLAIN_HEADER + HEADER_BYTES), self.ctx.data_end() as *mut u8)
     }
 
-    /// Walks `blocks` blocks of payload and slot. Constant bounds for the verifier; a comparison of pointers for each
-    /// block of the payload.
+    /// Walks `blocks` blocks of payload and slot, by constant steps: without CAP_PERFMON the verifier takes no packet
+    /// pointer plus a variable.
     #[inline(always)]
     fn each(
         &mut self,
@@ -104,93 +134,161 @@ impl<const BLOCKS: usize, const SLOW: bool> Kernel<BLOCKS, SLOW> {
         blocks: u32,
         mut pass: impl FnMut(&mut SlotBlock, &mut WireBlock),
     ) -> Option<()> {
-        // SAFETY: points to an element of the slot table (Machine::slot). Lanes are changed under the lock only.
-        let lanes = unsafe { &mut (*slot).lanes };
-        // SAFETY: packet memory; this pass is its only user.
-        let mut payload = unsafe { Frame::from_raw(self.payload_start(), self.payload_end) };
-        for (i, block) in lanes.iter_mut().enumerate() {
-            if i as u32 >= blocks {
+        let (mut payload, end) = self.payload();
+        let mut before = slot.cast::<u8>();
+        let mut i = 0;
+        while i < BLOCKS as u64 {
+            if i >= blocks as u64 {
                 return Some(());
             }
-            pass(block, payload.at_mut(i * BLOCK_BYTES)?);
+            let next = payload.wrapping_add(BLOCK_BYTES);
+            if next > end {
+                return None;
+            }
+            // SAFETY: in bounds by the comparison, and of the slot (an element of the table, see Machine::slot) by the
+            // loop's bound. Lanes are changed under the lock only.
+            unsafe { pass(&mut *block_after(before), &mut *payload.cast()) };
+            (payload, before) = (step(payload), step(before));
+            // Opaque, or LLVM would unroll the loop, and call the block's pass instead of inlining it.
+            i = opaque(i + 1);
         }
         (blocks as usize == BLOCKS).then_some(())
     }
 
-    /// The same for passes that are rare, through a callback: the verifier walks its body once.
+    /// The same for passes that are rare, through a callback.
     #[inline(always)]
     fn walk(&mut self, slot: *mut SlotMemory<BLOCKS>, blocks: u32, pass: Callback) -> Option<(u64, u64)> {
-        let (payload, end) = (self.payload_start(), self.payload_end);
-        let mut walk = BlockWalk { slot, payload, end, is_short: 0, before: Tag::ZERO, tag: Tag::ZERO };
+        // Opaque, so that the bound is tested on the very register that the helper gets.
+        let blocks = opaque(blocks as u64);
+        if blocks > BLOCKS as u64 {
+            return None;
+        }
+        let (payload, end) = self.payload();
+        let before = slot.cast();
+        let mut walk =
+            BlockWalk { before, payload, end, is_short: opaque(0), old: blank_tag(), tag: blank_tag() };
         // SAFETY: the callbacks below are of the shape that the helper calls, and `walk` lives longer than the call.
-        unsafe { bpf_loop(blocks, pass as *mut c_void, (&raw mut walk).cast(), 0) };
-        let is_whole = walk.is_short == 0 && blocks as usize <= BLOCKS;
-        is_whole.then(|| (walk.before.value(), walk.tag.value()))
+        unsafe { bpf_loop(blocks as u32, pass as *mut c_void, (&raw mut walk).cast(), 0) };
+        forget_pointer(&mut walk.before);
+        forget_pointer(&mut walk.payload);
+        forget_pointer(&mut walk.end);
+        (walk.is_short == 0).then(|| (walk.old.value(), walk.tag.value()))
     }
+}
+
+/// The tag of no words. Opaque, or LLVM would call a `memset` that adds variables to pointers.
+#[inline(always)]
+fn blank_tag() -> Tag {
+    Tag { sum: opaque(0), sums: opaque(0) }
+}
+
+/// The block that begins as far after a pointer as a slot's first after the slot. Passes walk such pointers, because one
+/// to the lanes themselves would end behind the slot, where the verifier lets no pointer go.
+#[inline(always)]
+fn block_after(before: *mut u8) -> *mut SlotBlock {
+    before.wrapping_add(size_of::<Slot>()).cast()
+}
+
+/// The pointer one block further, by an instruction with a constant: LLVM would rather add a variable to the first.
+#[inline(always)]
+fn step(pointer: *mut u8) -> *mut u8 {
+    #[cfg(target_arch = "bpf")]
+    {
+        let mut pointer = pointer;
+        // SAFETY: arithmetic on a register.
+        unsafe {
+            core::arch::asm!("{0} += {1}", inout(reg) pointer, const BLOCK_BYTES, options(nomem, nostack, preserves_flags))
+        };
+        pointer
+    }
+    #[cfg(not(target_arch = "bpf"))]
+    pointer.wrapping_add(BLOCK_BYTES)
 }
 
 /// What `bpf_loop` calls: with the number of the turn and a context; non-zero ends the loop.
 type Callback = unsafe extern "C" fn(u64, *mut c_void) -> i64;
 
 /// A rare pass over payload and slot: what its callback needs, and what comes of it.
-struct BlockWalk<const BLOCKS: usize> {
-    slot: *mut SlotMemory<BLOCKS>,
+struct BlockWalk {
+    /// See [`block_after`].
+    before: *mut u8,
     payload: *mut u8,
     end: *mut u8,
     is_short: u64,
-    before: Tag,
+    old: Tag,
     tag: Tag,
 }
 
-impl<const BLOCKS: usize> BlockWalk<BLOCKS> {
-    /// Payload of one turn. No counter: the verifier walks the body until nothing new comes of it.
+impl BlockWalk {
+    /// Payload of this turn, and on to the next.
     #[inline(always)]
-    fn payload(&mut self, turn: u64) -> Option<&'static mut WireBlock> {
-        if turn >= BLOCKS as u64 {
+    fn payload(&mut self) -> Option<&'static mut WireBlock> {
+        let payload = self.payload;
+        if payload.wrapping_add(BLOCK_BYTES) > self.end {
+            self.is_short = 1;
             return None;
         }
-        // SAFETY: the packet outlives the pass, and nothing else touches its payload meanwhile.
-        let block = unsafe { Frame::from_raw(self.payload, self.end) }.into_mut(turn as usize * BLOCK_BYTES);
-        if block.is_none() {
-            self.is_short = 1;
-        }
-        block
+        self.payload = step(payload);
+        // SAFETY: in bounds; the packet outlives the pass, and nothing else touches its payload meanwhile.
+        Some(unsafe { &mut *payload.cast() })
+    }
+
+    /// Lanes of this turn, and on to the next.
+    ///
+    /// # Safety
+    /// The walk is over a slot whose lock is held, and has no more turns than that has blocks.
+    #[inline(always)]
+    unsafe fn lanes(&mut self) -> &'static mut SlotBlock {
+        let before = self.before;
+        self.before = step(before);
+        // SAFETY: by the contract.
+        unsafe { &mut *block_after(before) }
     }
 }
 
-unsafe extern "C" fn verify_block<const BLOCKS: usize>(turn: u64, walk: *mut c_void) -> i64 {
+unsafe extern "C" fn verify_block(_turn: u64, walk: *mut c_void) -> i64 {
     // SAFETY: `Kernel::walk` passes a `BlockWalk`.
-    let walk = unsafe { &mut *walk.cast::<BlockWalk<BLOCKS>>() };
+    let walk = unsafe { &mut *walk.cast::<BlockWalk>() };
     let mut tag = walk.tag;
-    let Some(payload) = walk.payload(turn) else { return 1 };
+    let Some(payload) = walk.payload() else { return 1 };
     lanes::verify(payload, &mut tag);
     walk.tag = tag;
     0
 }
 
-unsafe extern "C" fn subtract_block<const BLOCKS: usize>(turn: u64, walk: *mut c_void) -> i64 {
-    // SAFETY: as above; the slot is an element of the table, whose lock is held.
-    let walk = unsafe { &mut *walk.cast::<BlockWalk<BLOCKS>>() };
-    let slot = walk.slot;
-    let Some(payload) = walk.payload(turn) else { return 1 };
-    // SAFETY: `payload` is there only for turns below BLOCKS.
-    lanes::subtract(unsafe { &mut (*slot).lanes[turn as usize] }, payload);
+unsafe extern "C" fn subtract_block(_turn: u64, walk: *mut c_void) -> i64 {
+    // SAFETY: as above, with a slot.
+    let walk = unsafe { &mut *walk.cast::<BlockWalk>() };
+    let Some(payload) = walk.payload() else { return 1 };
+    // SAFETY: `Kernel::walk` allows as many turns as a slot has blocks.
+    lanes::subtract(unsafe { walk.lanes() }, payload);
     0
 }
 
-unsafe extern "C" fn maximum_block<const BLOCKS: usize>(turn: u64, walk: *mut c_void) -> i64 {
+unsafe extern "C" fn maximum_block(_turn: u64, walk: *mut c_void) -> i64 {
     // SAFETY: as above.
-    let walk = unsafe { &mut *walk.cast::<BlockWalk<BLOCKS>>() };
-    let (slot, mut before, mut after) = (walk.slot, walk.before, walk.tag);
-    let Some(payload) = walk.payload(turn) else { return 1 };
+    let walk = unsafe { &mut *walk.cast::<BlockWalk>() };
+    let (mut before, mut after) = (walk.old, walk.tag);
+    let Some(payload) = walk.payload() else { return 1 };
     // SAFETY: as above.
-    lanes::maximum(unsafe { &mut (*slot).lanes[turn as usize] }, payload, &mut before, &mut after);
-    (walk.before, walk.tag) = (before, after);
+    lanes::maximum(unsafe { walk.lanes() }, payload, &mut before, &mut after);
+    (walk.old, walk.tag) = (before, after);
     0
 }
 
-impl<const BLOCKS: usize, const SLOW: bool> Machine for Kernel<BLOCKS, SLOW> {
+impl<const BLOCKS: usize, const SLOW: bool> Machine for Kernel<'_, BLOCKS, SLOW> {
     type SlotRef = *mut SlotMemory<BLOCKS>;
+
+    #[inline(always)]
+    fn header(&mut self) -> &mut Header {
+        // SAFETY: the kernel vouches for the range; the borrow of `self` keeps the reference unique.
+        let frame = unsafe { Frame::from_raw(self.ctx.data() as *mut u8, self.ctx.data_end() as *mut u8) };
+        match frame.into_mut(PLAIN_HEADER) {
+            Some(header) => header,
+            // `serve` has looked, but each pointer is new to the verifier.
+            None => give_up(),
+        }
+    }
 
     #[inline(always)]
     fn job(&self, number: u16) -> Option<&JobEntry> {
@@ -217,9 +315,11 @@ impl<const BLOCKS: usize, const SLOW: bool> Machine for Kernel<BLOCKS, SLOW> {
     #[inline(always)]
     fn recompute(&mut self, number: u16, members: Members) {
         let Some(progress) = maps::PROGRESS.get(number as u32) else { return };
-        let mut walk = RankWalk { progress, walk: Walk::new(progress, members) };
+        let mut walk =
+            RankWalk { progress: (&raw const *progress).cast_mut(), walk: Walk::new(progress, members) };
         // SAFETY: `visit` is of the shape that the helper calls, and `walk` lives longer than the call.
         unsafe { bpf_loop(MAX_RANKS as u32, visit as *mut c_void, (&raw mut walk).cast(), 0) };
+        forget_pointer(&mut walk.progress);
         walk.walk.finish(progress);
     }
 
@@ -246,24 +346,24 @@ impl<const BLOCKS: usize, const SLOW: bool> Machine for Kernel<BLOCKS, SLOW> {
         let mut wait = Wait { word, taken: 0 };
         // SAFETY: `spin` is of the shape that the helper calls, and `wait` lives longer than the call.
         unsafe { bpf_loop(LOCK_SPINS, spin as *mut c_void, (&raw mut wait).cast(), 0) };
+        forget_pointer(&mut wait.word);
         wait.taken != 0
     }
 
     #[inline(always)]
     fn unlock(&mut self, slot: Self::SlotRef) {
-        // SAFETY: this CPU holds the lock. An exchange, because BPF has no release store below v4.
-        unsafe { atomic::swap(&raw mut (*slot).state.lock, 0) };
+        // SAFETY: this CPU holds the lock.
+        unsafe { atomic::release(&raw mut (*slot).state.lock) };
     }
 
     #[inline(always)]
     fn count(&mut self, counter: u32) {
-        self.counters.count(lanes::opaque(counter as u64) as u32);
+        self.counters.count(self.forget(counter));
     }
 
     #[inline(always)]
     fn forget(&self, value: u32) -> u32 {
-        // Opaque, or LLVM would reuse an earlier forgotten value, of which the verifier has learnt meanwhile.
-        lanes::opaque(value as u64) as u32 | self.zero
+        blur(value, self.zero)
     }
 
     #[inline(always)]
@@ -297,17 +397,17 @@ impl<const BLOCKS: usize, const SLOW: bool> Machine for Kernel<BLOCKS, SLOW> {
 
     #[inline(always)]
     fn subtract(&mut self, slot: Self::SlotRef, blocks: u32) {
-        self.walk(slot, blocks, subtract_block::<BLOCKS>);
+        self.walk(slot, blocks, subtract_block);
     }
 
     #[inline(always)]
     fn maximum(&mut self, slot: Self::SlotRef, blocks: u32) -> Option<(u64, u64)> {
-        self.walk(slot, blocks, maximum_block::<BLOCKS>)
+        self.walk(slot, blocks, maximum_block)
     }
 
     #[inline(always)]
     fn verify(&mut self, blocks: u32) -> Option<u64> {
-        self.walk(core::ptr::null_mut(), blocks, verify_block::<BLOCKS>).map(|(_, tag)| tag)
+        self.walk(core::ptr::null_mut(), blocks, verify_block).map(|(_, tag)| tag)
     }
 
     #[inline(always)]

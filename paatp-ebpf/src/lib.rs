@@ -5,7 +5,7 @@
 //! Nothing is decided here.
 
 #![no_std]
-#![cfg_attr(target_arch = "bpf", feature(core_intrinsics))]
+#![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 #![cfg_attr(
     target_arch = "bpf",
     allow(internal_features, reason = "BPF has no stable read-modify-write atomics")
@@ -16,14 +16,14 @@ pub mod kernel;
 pub mod maps;
 
 use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS, XDP_TX};
-use aya_ebpf::helpers::generated::bpf_xdp_adjust_tail;
+use aya_ebpf::helpers::generated::{bpf_xdp_adjust_head, bpf_xdp_adjust_tail};
 use aya_ebpf::programs::XdpContext;
 use paatp_common::aggregate::{self, Outcome};
 use paatp_common::counter::{Counters, Event};
-use paatp_common::frame::{self, Frame, Parsed};
+use paatp_common::frame::{self, Frame, Layout, Parsed};
 use paatp_common::job::Node;
 
-use kernel::{Kernel, SlotTable};
+use kernel::{Kernel, SlotTable, blur};
 
 /// One frame through the aggregator. Returns the XDP verdict.
 #[inline(always)]
@@ -37,28 +37,40 @@ pub fn serve<const BLOCKS: usize, const SLOW: bool>(
     // SAFETY: per-CPU memory, and XDP programs of one CPU do not interrupt each other.
     let counters: &'static mut Counters = unsafe { &mut *counters };
     let zero = zero_of(node);
-    let (layout, arrival) = match frame::parse(&frame_of(ctx), None, node) {
-        Parsed::Ours(layout, arrival) => (layout.blurred(zero), arrival),
+    let (layout, mut arrival) = match frame::parse(&frame_of(ctx), None, node) {
+        Parsed::Ours(layout, arrival) => (layout, arrival),
         Parsed::NotOurs => {
             counters.note(Event::Passed);
             return XDP_PASS;
         }
         Parsed::Unread(refusal) => {
-            counters.refuse(refusal);
+            counters.count(blur(refusal.counter(), zero));
             return XDP_PASS;
         }
         Parsed::Bad(refusal) => {
-            counters.refuse(refusal);
+            counters.count(blur(refusal.counter(), zero));
             return XDP_DROP;
         }
     };
-    let Some((header, payload)) = frame_of(ctx).split(layout.header) else { return XDP_DROP };
-    let mut kernel =
-        Kernel::<BLOCKS, SLOW> { slots, payload, payload_end: ctx.data_end() as *mut u8, counters, zero };
-    let Outcome::Answer { payload } = aggregate::handle(&mut kernel, header, arrival) else {
+    arrival.congested = blur(arrival.congested as u32, zero) != 0;
+    arrival.payload_bytes = blur(arrival.payload_bytes, zero);
+    // The header of every layout to the place that it has in a plain frame: offsets stay constant.
+    // Blurred, or LLVM would write the rest of the program twice, for plain frames and for others.
+    let excess = blur(layout.excess() as u32, zero);
+    if excess != 0 && !move_head(ctx, excess as i32) {
+        return XDP_DROP;
+    }
+    let mut kernel = Kernel::<BLOCKS, SLOW> { ctx, slots, counters, zero };
+    let Outcome::Answer { payload } = aggregate::handle(&mut kernel, arrival) else {
         return XDP_DROP;
     };
+    let excess = blur(excess, zero);
+    if excess != 0 && !move_head(ctx, -(excess as i32)) {
+        return XDP_DROP;
+    }
     let kept = if payload { arrival.payload_bytes } else { 0 };
+    let layout =
+        Layout { tags: blur(layout.tags as u32, zero) as u8, is_v6: blur(layout.is_v6 as u32, zero) != 0 };
     if frame::turn_round(&mut frame_of(ctx), layout, kept).is_none() {
         return XDP_DROP;
     }
@@ -70,7 +82,14 @@ pub fn serve<const BLOCKS: usize, const SLOW: bool>(
     XDP_TX
 }
 
-/// Zero, but neither LLVM nor the verifier knows; see [`frame::Layout::blurred`].
+/// Moves the beginning of the packet; what lies before it stays in memory.
+#[inline(always)]
+fn move_head(ctx: &XdpContext, bytes: i32) -> bool {
+    // SAFETY: a helper on our own context; packet pointers are taken anew afterwards.
+    unsafe { bpf_xdp_adjust_head(ctx.ctx, bytes) == 0 }
+}
+
+/// Zero, but neither LLVM nor the verifier knows; see [`aggregate::Machine::forget`].
 #[inline(always)]
 fn zero_of(node: &Node) -> u32 {
     // SAFETY: a field of a live reference.

@@ -254,14 +254,13 @@ impl JobResult {
     }
 
     /// What is wrong with the corruption counts: every corrupted packet must have been refused, and for its corruption,
-    /// unless the kernel lost it in a full queue, it came after its worker had ended, or it was an answer with a result
-    /// that its worker had or did not want any more, whose payload nobody reads.
+    /// unless the kernel lost it in a full queue, it came after its worker had ended, or it was an answer with a result so
+    /// old that its worker did not know the chunk any more, and could not check it.
     #[must_use]
     pub fn corruption_complaints(&self) -> Vec<String> {
         let mut complaints = Vec::new();
         let lost_answers = self.lost_elsewhere + self.arrived_late;
-        let unread =
-            self.sum(|report| report.statistic("duplicate_results") + report.statistic("unexpected_results"));
+        let unchecked = self.sum(|report| report.statistic("unexpected_results"));
         let bad_tags = self.counters.refused(Refusal::BadTag);
         let sides = [
             (
@@ -281,7 +280,7 @@ impl JobResult {
                 "answers in the payload",
                 self.answers.corrupted_payload,
                 self.sum(Report::corrupted_payloads),
-                lost_answers + unread,
+                lost_answers + unchecked,
             ),
         ];
         for (what, injected, seen, lost) in sides {

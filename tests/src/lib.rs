@@ -11,11 +11,12 @@ pub mod job;
 pub mod kernel;
 pub mod lab;
 pub mod netns;
-pub mod objects;
+
 pub mod process;
 pub mod reference;
 pub mod report;
 pub mod skip;
+pub mod testrun;
 
 pub use disturbance::{Counts, Direction, Disturbance, Rates};
 pub use gradients::{Dtype, Gradient, Tensor};

@@ -34,6 +34,16 @@ fn same_as_undisturbed(inputs: &[Gradient], options: &JobOptions) {
         let result = run(&lab, inputs, &options).unwrap();
         println!("seed {seed}: requests: {}", result.requests);
         println!("seed {seed}: answers: {}", result.answers);
+        println!(
+            "seed {seed}: workers saw {} of {} corrupted answers; {} duplicates were checked, {} results were too old to \
+             be; {} packets were lost elsewhere, {} came late",
+            result.corruptions_seen_by_workers(),
+            result.answers.corrupted,
+            result.sum(|report| report.statistic("duplicate_results")),
+            result.sum(|report| report.statistic("unexpected_results")),
+            result.lost_elsewhere,
+            result.arrived_late
+        );
         assert_eq!(check(&result, inputs, &options), undisturbed);
         for counts in [result.requests, result.answers] {
             assert!(counts.dropped > 0 && counts.duplicated > 0 && counts.released > 0, "{counts}");

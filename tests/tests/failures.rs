@@ -9,7 +9,7 @@ use paatp_common::Event;
 use paatp_tests::gradients::synthetic;
 use paatp_tests::job::run;
 use paatp_tests::process::wait_until;
-use paatp_tests::{Dtype, Gradient, JobOptions, Lab, Layout, Running, Tensor, require_bpf};
+use paatp_tests::{Dtype, Gradient, JobOptions, Lab, Layout, Rates, Running, Tensor, require_bpf};
 
 /// What the workers are given.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -115,6 +115,26 @@ fn the_aggregator_is_killed() {
         assert!(!finished.is_success());
         assert!(finished.output.contains("aggregator"), "{}", finished.output);
     }
+}
+
+/// Nine of ten requests arrive damaged: no storm, and an error that says what it is.
+#[test]
+fn a_path_that_damages_packets() {
+    if !require_bpf("failures::a_path_that_damages_packets") {
+        return;
+    }
+    let lab = Lab::new(Layout::workers(2)).unwrap();
+    let inputs = synthetic(2, 8, &[(Dtype::F32, 500_000)], 1.0);
+    let requests = Rates { corrupt: 0.9, ..Rates::NONE };
+    let options = JobOptions { timeout: Duration::from_secs(20), requests, ..JobOptions::world(2) };
+    let result = run(&lab, &inputs, &options).unwrap();
+    println!("requests: {}", result.requests);
+    let outputs: Vec<&String> = result.ranks.iter().map(|rank| &rank.finished.output).collect();
+    assert!(result.ranks.iter().all(|rank| !rank.finished.is_success()), "{outputs:#?}");
+    let told = "payloads are damaged between this rank and the aggregator";
+    assert!(outputs.iter().any(|output| output.contains(told) && output.contains("ethtool")), "{outputs:#?}");
+    // Until then a few attempts for each chunk of a window, and polls.
+    assert!(result.requests.seen < 20_000, "{}", result.requests);
 }
 
 #[test]

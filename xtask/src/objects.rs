@@ -89,7 +89,8 @@ fn rustflags(llvm_major: u32, host_arch: &str) -> Vec<String> {
         format!("bpf_target_arch=\"{host_arch}\""),
         "-Cdebuginfo=2".into(),
         "-Clink-arg=--btf".into(),
-        "-Ctarget-cpu=v3".into(),
+        // Not v3, whose 32-bit registers LLVM spills over pointers: refused without CAP_PERFMON (docs/ebpf.md).
+        "-Ctarget-cpu=v2".into(),
     ];
     if llvm_major >= MISALIGNED_SINCE {
         // To the linker, which generates the code; as -Ctarget-feature rustc warns about it each time.

@@ -1,7 +1,6 @@
 //! Programs for tests and benchmarks only: what disturbs a path, what feeds the aggregator, what it is compared with.
 
 #![cfg_attr(target_arch = "bpf", no_std, no_main)]
-#![cfg_attr(target_arch = "bpf", feature(core_intrinsics))]
 #![cfg_attr(
     target_arch = "bpf",
     allow(internal_features, reason = "BPF has no stable read-modify-write atomics")

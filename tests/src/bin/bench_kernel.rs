@@ -10,6 +10,8 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
 use paatp_tests::bed::{Bed, Setup};
 use paatp_tests::netns::Namespace;
 use serde::Serialize;
@@ -92,6 +94,10 @@ struct Report {
 fn main() -> Result<()> {
     let args = Args::parse();
     ensure!(args.rounds > 0 && args.repeat > 0, "--rounds and --repeat must be at least 1");
+    // The feeder counts per CPU.
+    let mut cpu = CpuSet::new();
+    cpu.set(nix::sched::sched_getcpu()?)?;
+    sched_setaffinity(Pid::from_raw(0), &cpu).context("pinning the benchmark to a CPU")?;
     let mut contribution = Vec::new();
     for (lanes, slots, cache, with_results) in [
         (256, HOT_SLOTS, "hot", false),
@@ -181,6 +187,8 @@ fn cost(setup: Setup, program: &str, args: &Args) -> Result<(Spread, Spread)> {
 /// Frames per second through a veth pair whose far end drops, echoes or aggregates.
 fn live(args: &Args) -> Result<Live> {
     let namespace = Namespace::new(format!("paatp-bench-{}", std::process::id()))?;
+    // No neighbour discovery among the frames that are counted.
+    namespace.set("ipv6/conf/default/disable_ipv6", "1")?;
     namespace.ip(&["link", "add", "near", "type", "veth", "peer", "name", "far"])?;
     for interface in ["near", "far"] {
         namespace.ip(&["link", "set", interface, "up"])?;

@@ -1,0 +1,104 @@
+//! What keeps the kernel's verifier content: values that the compiler knows nothing of, and pointers that only constants
+//! are added to. On the host all of it is plain arithmetic. `docs/ebpf.md` tells the reasons at length.
+
+/// Keeps the compiler from moving memory accesses across; no instruction is emitted.
+#[inline(always)]
+pub(crate) fn barrier() {
+    #[cfg(target_arch = "bpf")]
+    // SAFETY: empty; only a barrier for the compiler.
+    unsafe {
+        core::arch::asm!("", options(nostack, preserves_flags))
+    };
+}
+
+/// The same value, of which the compiler knows nothing: it neither drops checks that the verifier wants nor turns
+/// arithmetic back into branches.
+#[inline(always)]
+#[must_use]
+pub fn opaque(value: u64) -> u64 {
+    #[cfg(target_arch = "bpf")]
+    let value = {
+        let mut value = value;
+        // SAFETY: moves a register to itself. (An empty template would leave line info without an instruction, which
+        // the kernel refuses.)
+        unsafe { core::arch::asm!("{0} = {0}", inout(reg) value, options(nomem, nostack, preserves_flags)) };
+        value
+    };
+    value
+}
+
+/// All ones if `value` is negative, else zero: a choice without a branch. The verifier walks both sides of each branch,
+/// and without CAP_PERFMON those as well that a CPU may take by mistake.
+#[inline(always)]
+#[must_use]
+pub fn negative(value: i64) -> u64 {
+    opaque((value >> 63) as u64)
+}
+
+/// A pointer moved by a constant. In assembly for BPF: where two ways meet, LLVM would rather add a variable to one
+/// pointer than choose between two, and without CAP_PERFMON the verifier takes no packet pointer plus a variable, and
+/// prunes next to nothing once it has seen any pointer plus a variable.
+macro_rules! advance {
+    ($pointer:expr, $bytes:expr) => {{
+        #[cfg(target_arch = "bpf")]
+        {
+            let mut pointer = $pointer;
+            // SAFETY: arithmetic on a register.
+            unsafe {
+                core::arch::asm!("{0} += {1}", inout(reg) pointer, const $bytes, options(nomem, nostack, preserves_flags))
+            };
+            pointer
+        }
+        #[cfg(not(target_arch = "bpf"))]
+        $pointer.wrapping_add($bytes)
+    }};
+}
+pub(crate) use advance;
+
+/// The address of word `index` (modulo 64) after the first of 64, by steps of constant length.
+#[inline(always)]
+fn nth(first: *mut u8, index: usize) -> *mut u8 {
+    let mut word = first;
+    macro_rules! step_if {
+        ($($bit:literal)*) => {
+            $(if index >> $bit & 1 == 1 {
+                word = advance!(word, 8usize << $bit);
+            })*
+        };
+    }
+    step_if!(0 1 2 3 4 5);
+    word
+}
+
+/// One of 64 words; `index` is taken modulo 64.
+#[inline(always)]
+#[must_use]
+pub fn pick<T>(words: &[T; 64], index: usize) -> &T {
+    const { assert!(size_of::<T>() == 8) };
+    // SAFETY: at most 63 words of 8 bytes after the first of 64.
+    unsafe { &*nth(words.as_ptr().cast_mut().cast(), index).cast() }
+}
+
+/// As [`pick`], to write.
+#[inline(always)]
+pub fn pick_mut<T>(words: &mut [T; 64], index: usize) -> &mut T {
+    const { assert!(size_of::<T>() == 8) };
+    // SAFETY: as above; the borrow is unique.
+    unsafe { &mut *nth(words.as_mut_ptr().cast(), index).cast() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn picking_is_indexing() {
+        let words: [u64; 64] = core::array::from_fn(|i| i as u64);
+        assert!((0..64).all(|i| *pick(&words, i) == i as u64));
+    }
+
+    #[test]
+    fn negative_is_the_sign() {
+        assert_eq!([-1, i64::MIN, 0, 1].map(negative), [u64::MAX, u64::MAX, 0, 0]);
+    }
+}
