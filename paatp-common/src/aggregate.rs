@@ -332,9 +332,13 @@ fn receive<M: Machine>(
     let fate = contribute(machine, rules, who.rank, slot, salt);
     let fate = Fate(machine.forget(fate.0));
     let rules = machine.rules(who.number).unwrap_or(Rules::NONE);
+    let generation = machine.header().generation();
     let state = machine.state(slot);
-    let completed = state.settle(rules);
-    let (attempt, bits, complete) = (state.attempt, state.bits, state.is_complete());
+    // What was refused may have found another chunk's slot, whose state says nothing of this one.
+    let is_own = state.holds(generation, seq);
+    let completed = is_own && state.settle(rules);
+    let (attempt, bits) = if is_own { (state.attempt, state.bits) } else { (0, 0) };
+    let complete = state.is_complete();
     machine.unlock(slot);
     if completed {
         machine.note(Event::Completions);

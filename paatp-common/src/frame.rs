@@ -313,7 +313,7 @@ fn parse_udp(frame: &Frame<'_>, layout: Layout, length: Option<u32>, node: &Node
         None => frame.ends_after(overhead as usize, payload_bytes / BLOCK_BYTES as u32),
     };
     // Payloads are whole blocks.
-    if udp_bytes != outer.datagram_bytes || payload_bytes % BLOCK_BYTES as u32 != 0 || !fits {
+    if udp_bytes != outer.datagram_bytes || !payload_bytes.is_multiple_of(BLOCK_BYTES as u32) || !fits {
         return Parsed::Bad(Refusal::LengthMismatch);
     }
     Parsed::Ours(layout, Arrival { source: outer.source, congested: outer.congested, payload_bytes })

@@ -27,6 +27,7 @@ use aya_ebpf::helpers::{
 use aya_ebpf::macros::{classifier, map};
 use aya_ebpf::maps::Array;
 use aya_ebpf::programs::TcContext;
+use paatp_common::mind::opaque;
 use paatp_ebpf::atomic;
 
 /// What to do in one direction. Rates are in parts per million.
@@ -181,11 +182,8 @@ fn release(packet: Packet, kept: *mut Kept, config: &Config, direction: u32) -> 
     let (length, dice) = unsafe { ((*kept).length, (*kept).dice) };
     // SAFETY: as above.
     let frame = unsafe { (&raw const (*kept).frame).cast() };
-    let is_restored = length > 0
-        && length <= KEPT_BYTES
-        && packet.resize(length)
-        // SAFETY: `length` bytes of the frame are readable.
-        && unsafe { packet.store(0, frame, length) };
+    // SAFETY: the frame has KEPT_BYTES bytes.
+    let is_restored = packet.resize(length) && unsafe { packet.store(0, frame, length) };
     if !is_restored {
         count(direction, Count::Failed);
         return TC_ACT_SHOT;
@@ -210,15 +208,19 @@ fn release(packet: Packet, kept: *mut Kept, config: &Config, direction: u32) -> 
 #[inline(always)]
 fn keep(packet: Packet, kept: *mut Kept, dice: u64) -> bool {
     let length = packet.length();
-    if length == 0 || length > KEPT_BYTES {
-        return false;
-    }
-    // SAFETY: we hold the state word, so nobody else touches the rest; `length` fits the frame.
+    // SAFETY: we hold the state word, so nobody else touches the rest; the frame has KEPT_BYTES bytes.
     unsafe {
         (*kept).length = length;
         (*kept).dice = dice;
         packet.load(0, (&raw mut (*kept).frame).cast(), length)
     }
+}
+
+/// A length that the verifier sees to be right: opaque, so that the bounds are tested on the register that a helper gets.
+#[inline(always)]
+fn bounded(length: u32) -> Option<u32> {
+    let length = opaque(length as u64);
+    (length != 0 && length <= KEPT_BYTES as u64).then_some(length as u32)
 }
 
 /// Flips one bit of the UDP payload.
@@ -302,17 +304,19 @@ impl Packet {
     }
 
     /// # Safety
-    /// `length` bytes at `to` are writable.
+    /// `length` bytes at `to`, at most [`KEPT_BYTES`], are writable.
     #[inline(always)]
     unsafe fn load(self, offset: u32, to: *mut c_void, length: u32) -> bool {
+        let Some(length) = bounded(length) else { return false };
         // SAFETY: the caller's promise.
         unsafe { bpf_skb_load_bytes(self.skb.cast(), offset, to, length) == 0 }
     }
 
     /// # Safety
-    /// `length` bytes at `from` are readable.
+    /// `length` bytes at `from`, at most [`KEPT_BYTES`], are readable.
     #[inline(always)]
     unsafe fn store(self, offset: u32, from: *const c_void, length: u32) -> bool {
+        let Some(length) = bounded(length) else { return false };
         // SAFETY: the caller's promise.
         unsafe { bpf_skb_store_bytes(self.skb.cast(), offset, from, length, 0) == 0 }
     }

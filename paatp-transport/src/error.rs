@@ -2,10 +2,11 @@
 
 use alloc::string::String;
 use alloc::vec::Vec;
-use core::fmt;
 use core::time::Duration;
 
 use paatp_common::Refusal;
+
+use crate::words::{Ranks, Span};
 
 /// Why an operation failed. After any of these the job's generation is over for this worker, and later operations fail
 /// with [`OperationError::Over`].
@@ -59,8 +60,9 @@ pub enum OperationError {
     },
     /// Some ranks did not contribute in time.
     #[error(
-        "no chunk was completed for {waited:?}: {} did not contribute to tensor '{tensor}'; see whether they still run and reach the aggregator",
-        Ranks(missing)
+        "no chunk was completed for {}: {} did not contribute to tensor '{tensor}'; see whether they still run and reach the aggregator",
+        Span(*.waited),
+        Ranks(.missing)
     )]
     Timeout {
         /// The ranks.
@@ -72,11 +74,32 @@ pub enum OperationError {
     },
     /// Nothing came back from the aggregator, or nothing that helps.
     #[error(
-        "the aggregator sent nothing usable for {waited:?}; see whether 'paatp run' is up, and whether UDP to its ports passes in both directions"
+        "the aggregator sent nothing usable for {}; see whether 'paatp run' is up, and whether UDP to its ports passes in both directions",
+        Span(*.waited)
     )]
     NoAnswer {
         /// How long.
         waited: Duration,
+    },
+    /// This rank's payloads do not reach the aggregator intact.
+    #[error(
+        "payloads are damaged between this rank and the aggregator: it refused this rank's values of tensor '{tensor}' {refusals} times in a row because their checksum was wrong; on both hosts and the switch look for errors in 'ethtool -S', switch off the NIC's offloads ('ethtool -K'), change cable or transceiver, then join the job again"
+    )]
+    DamagedOnTheWay {
+        /// Tensor of the chunk.
+        tensor: String,
+        /// Refusals in a row.
+        refusals: u8,
+    },
+    /// The results of a chunk failed their check however often it was computed anew.
+    #[error(
+        "payloads are damaged between the aggregator and this rank, or in the aggregator's memory: {failures} results in a row for tensor '{tensor}' had a wrong checksum; if other ranks report the same, suspect the aggregator's memory, else look for errors in 'ethtool -S', switch off the NIC's offloads ('ethtool -K'), change cable or transceiver; then join the job again"
+    )]
+    DamagedResults {
+        /// Tensor of the chunk.
+        tensor: String,
+        /// Failed checks in a row.
+        failures: u8,
     },
     /// The job has a new generation.
     #[error(
@@ -106,22 +129,6 @@ pub enum OperationError {
     Over,
 }
 
-/// Ranks, for people.
-struct Ranks<'a>(&'a [u8]);
-
-impl fmt::Display for Ranks<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            [] => f.write_str("no rank in particular"),
-            [rank] => write!(f, "rank {rank}"),
-            [first, rest @ ..] => {
-                write!(f, "ranks {first}")?;
-                rest.iter().try_for_each(|rank| write!(f, ", {rank}"))
-            }
-        }
-    }
-}
-
 /// The ranks of a bitmap.
 pub(crate) fn ranks_of(bitmap: u64) -> Vec<u8> {
     (0..64).filter(|rank| bitmap >> rank & 1 == 1).collect()
@@ -136,7 +143,7 @@ mod tests {
     fn sentences_name_the_ranks() {
         let missing = ranks_of(0b1010);
         let error = OperationError::Timeout { missing, tensor: "w".into(), waited: Duration::from_secs(2) };
-        assert!(error.to_string().contains("2s: ranks 1, 3 did not contribute to tensor 'w'"));
+        assert!(error.to_string().contains("for 2 s: ranks 1 and 3 did not contribute to tensor 'w'"));
         let error =
             OperationError::Aborted { reason: Refusal::Mismatch, ranks: ranks_of(4), tensor: "w".into() };
         assert!(error.to_string().contains("Other side: rank 2."));

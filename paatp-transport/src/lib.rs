@@ -26,6 +26,7 @@ mod statistics;
 mod tensor;
 mod time;
 pub mod window;
+pub mod words;
 mod worker;
 
 pub use error::OperationError;

@@ -142,6 +142,11 @@ impl Recovery {
         self.answered.map_or(0, |latest| (latest.wrapping_sub(token) as i32).max(0) as u32)
     }
 
+    /// A pause before something that failed is tried again: the time-out, doubled so many times, up to its cap.
+    pub fn pause(&self, doublings: u8) -> Duration {
+        Duration::from_micros((self.rtt.timeout() << u32::from(doublings).min(MOST_BACKOFF)).min(RTO_CAP))
+    }
+
     fn rto(&self) -> Duration {
         Duration::from_micros((self.rtt.timeout() << self.backoff).min(RTO_CAP))
     }

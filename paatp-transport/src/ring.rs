@@ -16,6 +16,7 @@ use paatp_common::tag::Tag;
 use paatp_common::wire::Chunk;
 
 use crate::membership::Membership;
+use crate::time::Time;
 
 /// What became of a chunk's contribution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +60,12 @@ pub(crate) struct Entry {
     pub attempt: u8,
     /// Results of this attempt that failed their check.
     pub failed: u8,
+    /// Results of any attempt that failed their check, in a row.
+    pub doubted: u8,
+    /// Contributions that reached the aggregator damaged, in a row.
+    pub refused: u8,
+    /// The contribution is queued, but not before this time.
+    pub held: Option<Time>,
     /// It has been sent before.
     pub sent: bool,
     /// It has been asked for before.
@@ -81,6 +88,9 @@ impl Entry {
             flagged: false,
             attempt: 0,
             failed: 0,
+            doubted: 0,
+            refused: 0,
+            held: None,
             sent: false,
             asked: false,
             bare: false,
@@ -93,6 +103,7 @@ impl Entry {
     pub fn restart(&mut self, attempt: u8) -> bool {
         self.attempt = attempt;
         self.failed = 0;
+        self.held = None;
         self.contribution = Contribution::Queued;
         attempt <= MAX_ATTEMPTS
     }

@@ -23,11 +23,11 @@ pub struct Statistics {
     pub linger_pulls: u64,
     /// Results that passed their check and were delivered.
     pub results: u64,
-    /// Results that had been delivered before.
+    /// Results that were not wanted (any more): delivered before, or cut off by a failure. Checked all the same.
     pub duplicate_results: u64,
-    /// Results for chunks that were not asked for or are long gone.
+    /// Results for chunks that are not known: older than what is retained, so that the payload **could not be checked**.
     pub unexpected_results: u64,
-    /// Results that failed their check; never delivered.
+    /// Results that failed their check, wanted or not; never delivered.
     pub failed_checks: u64,
     /// Chunks whose redo this worker asked for.
     pub redos_asked: u64,

@@ -174,6 +174,8 @@ pub struct Worker {
     wishes: u64,
     /// Chunks whose contributions are to be sent again; may name some that are not any more.
     resend: VecDeque<u64>,
+    /// Chunks whose contributions are to be sent again later (`Entry::held`); may name some that are not any more.
+    held: Vec<u64>,
 
     others: Others,
     waiting: Waiting,
@@ -228,6 +230,7 @@ impl Worker {
             asked: 0,
             wishes: 0,
             resend: VecDeque::with_capacity(most),
+            held: Vec::with_capacity(most),
             others: Others::default(),
             waiting: Waiting::default(),
             busy: None,
@@ -293,8 +296,9 @@ impl Worker {
     pub fn handle_datagram(&mut self, now: Time, datagram: &[u8]) {
         self.statistics.datagrams_received += 1;
         self.statistics.bytes_received += datagram.len() as u64;
+        // Also when halted: what was damaged is to be counted.
+        self.take(now, datagram);
         if self.phase != Phase::Halted {
-            self.take(now, datagram);
             self.detect_losses(now);
             self.look_for_the_end();
         }
@@ -310,7 +314,8 @@ impl Worker {
             (self.delivered < self.open_end() && self.is_unasked(self.delivered)).then_some(self.poll.at);
         let linger = self.is_lingering().then_some(self.linger.at);
         let busy = self.busy.map(|busy| busy.until);
-        [self.recovery.deadline(), poll, linger, busy, self.deadline()].into_iter().flatten().min()
+        let held = self.held.iter().filter_map(|position| self.ring.get(*position)?.held).min();
+        [self.recovery.deadline(), poll, linger, busy, held, self.deadline()].into_iter().flatten().min()
     }
 
     /// The time that [`Worker::poll_timeout`] told has come. Harmless at other times.
@@ -321,6 +326,7 @@ impl Worker {
         if self.busy.is_some_and(|busy| now >= busy.until) {
             self.busy = None;
         }
+        self.release_held(now);
         self.detect_losses(now);
         self.meet_deadlines(now);
         self.look_for_the_end();

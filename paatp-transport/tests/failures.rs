@@ -232,3 +232,102 @@ fn leaving_is_final() {
     net.pump_all();
     assert_eq!(error(&net.events[0][0]), (handle, &OperationError::Over));
 }
+
+/// Flips a bit behind the header.
+fn damage_payload(datagram: &mut [u8]) {
+    if let Some(byte) = datagram.get_mut(70) {
+        *byte ^= 4;
+    }
+}
+
+/// All payloads of one rank are damaged on the way: it says so, in seconds and after few packets; the others name it.
+#[test]
+fn a_path_that_damages_contributions_ends_the_operation() {
+    let mut net = Net::new(SHAPE, FAIR, 1);
+    net.filter = Some(Box::new(|rank, datagram| {
+        if rank == 1 {
+            damage_payload(datagram);
+        }
+        true
+    }));
+    for worker in &mut net.workers {
+        worker.all_reduce(Time(1_000_000), Reduction::Sum, tensor(vec![1.0; 1000]));
+    }
+    net.run(100_000, |net| !net.events[1].is_empty());
+    assert!(net.now < 4_000_000, "{} µs", net.now);
+    let (_, error_of_1) = error(&net.events[1][0]);
+    assert_eq!(error_of_1, &OperationError::DamagedOnTheWay { tensor: "w".into(), refusals: 16 });
+    let statistics = net.workers[1].statistics();
+    assert!(statistics.bad_tags <= 4 * 16 && statistics.datagrams_sent < 1000, "{statistics:?}");
+    net.run_until_events(1, 100_000);
+    for rank in [0, 2] {
+        let OperationError::Timeout { missing, .. } = error(&net.events[rank][0]).1 else { panic!() };
+        assert_eq!(missing, &[1]);
+    }
+}
+
+/// A path that is bad for a while is survived.
+#[test]
+fn a_path_that_damages_contributions_for_a_while_is_survived() {
+    let mut net = Net::new(SHAPE, FAIR, 1);
+    let mut seen = std::collections::BTreeMap::new();
+    net.filter = Some(Box::new(move |rank, datagram| {
+        let seq: [u8; 4] = datagram[12..16].try_into().unwrap();
+        let times = seen.entry((rank, seq)).or_insert(0);
+        *times += 1;
+        if *times <= 8 {
+            damage_payload(datagram);
+        }
+        true
+    }));
+    for worker in &mut net.workers {
+        worker.all_reduce(Time(1_000_000), Reduction::Sum, tensor(vec![1.0; 1000]));
+    }
+    net.run_until_events(1, 100_000);
+    net.filter = None;
+    assert!(net.leave(10_000));
+    assert!(net.results().iter().all(|r| r[0].values == Values::F32(vec![3.0; 1000])));
+}
+
+/// All results are damaged on the way to one rank: a few redos, then it gives up; the others name it.
+#[test]
+fn a_path_that_damages_results_ends_the_operation() {
+    for both_ways in [false, true] {
+        let mut net = Net::new(SHAPE, FAIR, 1);
+        net.answer_filter = Some(Box::new(|rank, datagram| {
+            if rank == 1 {
+                damage_payload(datagram);
+            }
+            true
+        }));
+        if both_ways {
+            // From the first redo on, so that there are results.
+            net.filter = Some(Box::new(|rank, datagram| {
+                if rank == 1 && datagram[58] > 0 {
+                    damage_payload(datagram);
+                }
+                true
+            }));
+        }
+        for worker in &mut net.workers {
+            worker.all_reduce(Time(1_000_000), Reduction::Sum, tensor(vec![1.0; 1000]));
+        }
+        net.run(100_000, |net| !net.events[1].is_empty());
+        assert!(net.now < 4_000_000, "{} µs", net.now);
+        match error(&net.events[1][0]).1 {
+            OperationError::DamagedResults { tensor, failures: 10 } if !both_ways => assert_eq!(tensor, "w"),
+            OperationError::DamagedOnTheWay { tensor, .. } if both_ways => assert_eq!(tensor, "w"),
+            other => panic!("{other:?}"),
+        }
+        for worker in &net.workers {
+            let statistics = worker.statistics();
+            assert!(statistics.datagrams_sent < 2000 && statistics.failed_checks < 1000, "{statistics:?}");
+        }
+        net.run_until_events(1, 100_000);
+        for rank in [0, 2] {
+            let OperationError::Timeout { missing, .. } = error(&net.events[rank][0]).1 else { panic!() };
+            // The other may lag behind, and be missing too.
+            assert!(missing.contains(&1), "{missing:?}");
+        }
+    }
+}

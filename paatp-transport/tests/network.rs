@@ -233,3 +233,30 @@ fn operations_follow_each_other() {
     }
     assert!(net.leave(10_000));
 }
+
+/// Every answer with a flipped bit is counted by the worker that it reaches: wanted, duplicate, or after the end.
+#[test]
+fn every_flipped_answer_is_counted() {
+    let shape = Shape { world: 3, lanes: 64, window: 4, slots: 8 };
+    let weather = Weather { loss: 0.05, duplication: 0.5, flips: 0.1, delay: 20, jitter: 100 };
+    let (mut all, mut duplicates) = (0, 0);
+    for seed in 0..30 {
+        let mut net = Net::new(shape, weather, seed);
+        for worker in &mut net.workers {
+            let values = Values::F32(vec![1.0; 3000]);
+            worker.all_reduce(Time(net.now), Reduction::Sum, vec![tensor("w", values)]);
+        }
+        net.run_until_events(1, 1_000_000);
+        assert!(net.leave(1_000_000));
+        while net.step() {}
+        let (mut seen, mut unchecked) = (0, 0);
+        for worker in &net.workers {
+            let s = worker.statistics();
+            seen += s.failed_checks + s.refused_answers.iter().sum::<u64>();
+            (unchecked, duplicates) = (unchecked + s.unexpected_results, duplicates + s.duplicate_results);
+        }
+        assert_eq!((seen, unchecked), (net.answers_flipped, 0), "seed {seed}");
+        all += seen;
+    }
+    assert!(all > 1000 && duplicates > 1000, "{all} flipped, {duplicates} duplicates");
+}

@@ -292,10 +292,16 @@ fn r21_pull_first_then_redo() {
     // Part 2.3: a sound one of the old attempt is delivered all the same.
     worker.handle_datagram(Time(30_070), round_result(&round[0], 0).as_bytes());
     assert_eq!(worker.chunks().0, 1);
-    // And "already delivered" is tested before the check.
+    // After that a damaged one is counted, and nothing else.
     let failed = worker.statistics().failed_checks;
-    worker.handle_datagram(Time(30_080), bad(&ask[0], 1).as_bytes());
-    assert_eq!((worker.statistics().failed_checks, worker.statistics().duplicate_results), (failed, 1));
+    let _ = sent(&mut worker, 30_070);
+    for _ in 0..3 {
+        worker.handle_datagram(Time(30_080), bad(&ask[0], 1).as_bytes());
+    }
+    let statistics = *worker.statistics();
+    assert_eq!((statistics.failed_checks, statistics.duplicate_results), (failed + 3, 3));
+    assert_eq!(statistics.redos_asked, 1);
+    assert!(sent(&mut worker, 30_080).is_empty());
 }
 
 /// Part 2.2: attempts have an end, and the error names the chunk's tensor.
@@ -317,8 +323,80 @@ fn r22_attempts_are_limited() {
     }
     let Some(Event::Failed { error, .. }) = worker.poll_event() else { panic!("no error") };
     assert!(
-        matches!(error, OperationError::Aborted { reason: Refusal::TooManyAttempts, ref tensor, .. } if tensor == "w")
+        matches!(error, OperationError::DamagedResults { failures: 10, ref tensor } if tensor == "w"),
+        "{error:?}"
     );
+    assert!(error.to_string().contains("ethtool"));
+}
+
+/// A contribution that arrives damaged is sent again at once, then ever more slowly, and not for ever.
+#[test]
+fn damaged_contributions_back_off_and_end() {
+    let mut worker = worker();
+    let (mut now, mut times) = (0, Vec::new());
+    let error = loop {
+        let requests = sent(&mut worker, now);
+        for data in requests.iter().filter(|request| request.kind == Kind::Data) {
+            times.push(now);
+            worker.handle_datagram(Time(now + 50), pending(data, Status::BadTag, |_| ()).as_bytes());
+        }
+        for pull in requests.iter().filter(|request| request.kind == Kind::Pull) {
+            worker.handle_datagram(Time(now + 50), pending(pull, Status::NotYet, |_| ()).as_bytes());
+        }
+        if let Some(Event::Failed { error, .. }) = worker.poll_event() {
+            break error;
+        }
+        now = if requests.is_empty() { worker.poll_timeout().unwrap().0.max(now + 1) } else { now + 50 };
+        worker.handle_timeout(Time(now));
+    };
+    let gaps: Vec<u64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert_eq!((times.len(), gaps[0]), (16, 50), "the first at once: {gaps:?}");
+    let expected = [1, 2, 4, 8, 16, 32, 64, 128, 250, 250, 250, 250, 250, 250].map(|ms| ms * 1000 + 50);
+    assert_eq!(gaps[1..], expected);
+    assert_eq!(error, OperationError::DamagedOnTheWay { tensor: "w".into(), refusals: 16 });
+    let words = error.to_string();
+    assert!(
+        ["between this rank and the aggregator", "'w'", "ethtool", "cable"].iter().all(|w| words.contains(w))
+    );
+    // Polls for the result, which nobody refuses, go on beside them, but slowly.
+    assert!(worker.statistics().pulls < 300, "{:?}", worker.statistics());
+    assert_eq!(worker.poll_timeout(), None);
+}
+
+/// One sound arrival in between, and the count begins anew; an acknowledgement of an earlier copy ends a pause.
+#[test]
+fn refusals_count_in_a_row() {
+    let mut worker = worker();
+    let mut now = 0;
+    let mut latest = sent(&mut worker, now)[0];
+    for turn in 0..60 {
+        let status = if turn % 10 == 9 { Status::Busy } else { Status::BadTag };
+        worker.handle_datagram(Time(now + 50), pending(&latest, status, |_| ()).as_bytes());
+        let limit = now + 1_000_000;
+        latest = loop {
+            assert!(now < limit);
+            now += 500;
+            worker.handle_timeout(Time(now));
+            if let Some(data) = sent(&mut worker, now).into_iter().find(|r| r.kind == Kind::Data) {
+                break data;
+            }
+        };
+    }
+    assert!(worker.poll_event().is_none());
+    for _ in 0..2 {
+        worker.handle_datagram(Time(now + 50), pending(&latest, Status::BadTag, |_| ()).as_bytes());
+        now += 100_000;
+        worker.handle_timeout(Time(now));
+        if let Some(data) = sent(&mut worker, now).into_iter().find(|r| r.kind == Kind::Data) {
+            latest = data;
+        }
+    }
+    worker.handle_datagram(Time(now + 50), pending(&latest, Status::Ok, |_| ()).as_bytes());
+    for _ in 0..1000 {
+        now += 1000;
+        worker.handle_timeout(Time(now));
+        assert!(sent(&mut worker, now).iter().all(|request| request.kind == Kind::Pull));
+    }
 }
 
 /// Part 2.2: a higher attempt is adopted, and an acknowledgement of the earlier one is void.

@@ -11,12 +11,62 @@ use crate::config::{DEFAULT_LANES, DEFAULT_SLOTS, DEFAULT_WINDOW, JobConfig};
 use crate::control::DEFAULT_PORT;
 use crate::duration;
 
-/// All-reduce whose additions happen in the Linux kernel's XDP hook.
+/// After the options of `paatp`.
+const AFTER_HELP: &str = "\
+A job of two ranks, one aggregator and two workers:
+  aggregator# paatp run --iface eth0 --job train --world 2
+  worker-0$   paatp allreduce --job train --rank 0 --world 2 --aggregator 10.0.0.1 --input g0.safetensors \
+--output sum.safetensors
+  worker-1$   paatp allreduce --job train --rank 1 --world 2 --aggregator 10.0.0.1 --input g1.safetensors \
+--output sum.safetensors
+
+Exit status: 0 all went well, 1 it failed (standard error says why and what to do), 2 it was called wrongly.";
+
+/// After the options of `paatp run`.
+const AFTER_RUN: &str = "\
+Says `ready: …` on standard output once workers may join. Needs at least one job, by --job or --config, and root or \
+the capabilities CAP_BPF and CAP_NET_ADMIN.
+
+Example:
+  paatp run --iface eth0 --job train --world 4
+
+Several jobs, in a file for --config:
+  [[job]]
+  name = \"train\"
+  world = 4
+
+  [[job]]
+  name = \"eval\"
+  world = 2
+  window = 32
+
+Exit status: 0 ended by a signal, 1 it failed (standard error says why and what to do), 2 it was called wrongly.";
+
+/// After the options of `paatp allreduce`.
+const AFTER_ALLREDUCE: &str = "\
+Start it once for each rank, in any order; each waits for the others. Then one line on standard output says what was \
+done. All ranks' files must hold tensors of the same names, types and shapes; all ranks get the same bits.
+
+Example, the first of four ranks:
+  paatp allreduce --job train --rank 0 --world 4 --aggregator 10.0.0.1 --input grad.safetensors \
+--output sum.safetensors
+
+Exit status: 0 the result is written, 1 it failed (standard error says why and what to do), 2 it was called wrongly.";
+
+/// Sums tensors of many hosts; the additions happen on the aggregator, in the Linux kernel's XDP hook.
 #[derive(Debug, Parser)]
-#[command(name = "paatp", version, max_term_width = 110)]
+#[command(name = "paatp", version, max_term_width = 110, after_help = AFTER_HELP)]
 pub struct Cli {
-    /// Log filter, for example `info` or `paatp_user=debug`.
-    #[arg(long, global = true, env = "PAATP_LOG", value_name = "FILTER")]
+    /// What to log on standard error: `error`, `warn`, `info`, `debug`, or by module as in `paatp_user=debug`
+    /// [default: info for `run`, warn for `allreduce`].
+    #[arg(
+        long,
+        global = true,
+        env = "PAATP_LOG",
+        hide_env_values = true,
+        value_name = "FILTER",
+        display_order = 900
+    )]
     pub log: Option<String>,
     /// What to do.
     #[command(subcommand)]
@@ -26,60 +76,62 @@ pub struct Cli {
 /// Subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Serve jobs: attach the XDP program to an interface and answer workers until SIGINT or SIGTERM.
+    /// Aggregator: attach the XDP program to a network interface and serve jobs until Ctrl-C or SIGTERM.
+    #[command(after_help = AFTER_RUN)]
     Run(Run),
-    /// Take part in a job as one rank: all-reduce the tensors of a safetensors file.
+    /// Worker: combine the tensors of a file with those of all other ranks, and write the result.
+    #[command(after_help = AFTER_ALLREDUCE)]
     Allreduce(Allreduce),
 }
 
 /// How the XDP program is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum XdpMode {
-    /// In the driver; an error where the driver cannot.
+    /// In the interface's driver, or not at all: the fastest.
     Native,
     /// In the network stack: slower, works with every driver.
     Generic,
-    /// In the driver, else with a warning in the stack.
+    /// In the driver if it can, else in the stack with a warning.
     Auto,
 }
 
 /// `paatp run`
 #[derive(Debug, Args)]
 pub struct Run {
-    /// Interface that the workers' packets arrive on.
-    #[arg(long, value_name = "IF", env = "PAATP_IFACE")]
+    /// Network interface that the workers' packets arrive on, for example eth0.
+    #[arg(long, value_name = "IF", env = "PAATP_IFACE", hide_env_values = true)]
     pub iface: String,
-    /// Where the program runs.
+    /// Where the XDP program, which adds, runs.
     #[arg(long, value_enum, default_value = "auto", value_name = "MODE")]
     pub xdp_mode: XdpMode,
-    /// TOML file of jobs: tables `job` with name, world, lanes, slots, window, quorum.
+    /// File of jobs: TOML tables `[[job]]` with name, world, and if need be lanes, slots, window, quorum.
     #[arg(long, value_name = "FILE.toml")]
     pub config: Option<PathBuf>,
-    /// A job, besides those of the file.
+    /// Name of a job to serve, besides those of --config: `a-z 0-9 . _ -`. Workers give the same name.
     #[arg(long, value_name = "NAME", requires = "world")]
     pub job: Option<String>,
-    /// Number of ranks of that job.
+    /// Number of ranks (workers) of that job.
     #[arg(long, value_name = "N", requires = "job")]
     pub world: Option<u32>,
-    /// Most lanes (32-bit values) of that job's chunks: 352 fill an MTU of 1500.
+    /// Most values in a packet of that job, a multiple of 32: 352 fill an MTU of 1500 over IPv4; more need jumbo frames.
     #[arg(long, default_value_t = u32::from(DEFAULT_LANES), requires = "job")]
     pub lanes: u32,
-    /// Slots of that job's ring: a power of two, at least twice the window.
+    /// Packets that the aggregator keeps results of for that job: a power of two, at least twice --window.
     #[arg(long, default_value_t = DEFAULT_SLOTS, requires = "job")]
     pub slots: u32,
-    /// Window of that job, in chunks.
+    /// Packets that each rank of that job may have under way at once.
     #[arg(long, default_value_t = u32::from(DEFAULT_WINDOW), requires = "job")]
     pub window: u32,
-    /// Contributions that complete that job's chunks [default: all ranks'].
+    /// Ranks that are enough to complete a packet's sum. Workers of this version need all of them [default: --world].
     #[arg(long, value_name = "N", requires = "job")]
     pub quorum: Option<u32>,
-    /// TCP port of the control server and first UDP port of the data plane.
+    /// TCP port that workers join at, and first UDP port for their data.
     #[arg(long, default_value_t = DEFAULT_PORT, value_parser = clap::value_parser!(u16).range(1..))]
     pub port: u16,
-    /// UDP ports of the data plane: as many as the interface has receive queues with flow rules.
+    /// Number of UDP ports for data. More than one only where the interface steers each to a receive queue of its own.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_PORTS)))]
     pub ports: u16,
-    /// Write all counters to this file at exit and on SIGUSR1.
+    /// Write all packet counters to this file as JSON, at exit and on SIGUSR1.
     #[arg(long, value_name = "FILE")]
     pub json_counters: Option<PathBuf>,
 }
@@ -139,31 +191,32 @@ impl ReductionName {
 /// `paatp allreduce`
 #[derive(Debug, Args)]
 pub struct Allreduce {
-    /// The job.
+    /// Name of the job, as the aggregator serves it (`paatp run --job`).
     #[arg(long, value_name = "NAME")]
     pub job: String,
-    /// This worker's rank, from 0.
+    /// Number of this worker, from 0 to one less than --world; no two workers have the same.
     #[arg(long, value_name = "R", value_parser = clap::value_parser!(u8).range(0..MAX_RANKS as i64))]
     pub rank: u8,
-    /// Number of ranks; must be the job's.
+    /// Number of workers in the job; the same as for `paatp run`.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=MAX_RANKS as i64))]
     pub world: u8,
-    /// The aggregator: address or name, with a port if it is not 20545.
-    #[arg(long, value_name = "ADDR[:PORT]", env = "PAATP_AGGREGATOR")]
+    /// Address or name of the host where `paatp run` runs, with a port if it is not 20545.
+    #[arg(long, value_name = "ADDR[:PORT]", env = "PAATP_AGGREGATOR", hide_env_values = true)]
     pub aggregator: String,
     /// Safetensors file with this rank's values (F32, F16, BF16, I32).
     #[arg(long, value_name = "FILE")]
     pub input: PathBuf,
-    /// Where the result goes: same names, shapes, types and order.
+    /// Safetensors file for the result: same names, shapes, types and order. Written only if all went well.
     #[arg(long, value_name = "FILE")]
     pub output: PathBuf,
-    /// What is computed.
-    #[arg(long, value_enum, default_value = "sum")]
+    /// What is computed from the ranks' values, element by element; the same at all ranks.
+    #[arg(long, value_enum, default_value = "sum", value_name = "WHAT")]
     pub reduction: ReductionName,
-    /// Longest wait for the other ranks to join, and for progress afterwards.
+    /// Give up when the other ranks have not joined for this long, or, later, nothing has moved for this long: 30s, 500ms,
+    /// 2m.
     #[arg(long, default_value = "30s", value_parser = duration::parse, value_name = "DURATION")]
     pub timeout: Duration,
-    /// Write a report of the run to this file, as JSON.
+    /// Write times, throughput and what was lost and repaired to this file, as JSON.
     #[arg(long, value_name = "FILE.json")]
     pub report: Option<PathBuf>,
 }
@@ -180,6 +233,27 @@ mod tests {
     #[test]
     fn the_definition_is_sound() {
         Cli::command().debug_assert();
+    }
+
+    /// Every option has a help text, and a newcomer finds an example and what the exit status means.
+    #[test]
+    fn help_is_for_newcomers() {
+        let mut command = Cli::command();
+        command.build();
+        for name in ["run", "allreduce"] {
+            let subcommand = command.find_subcommand_mut(name).unwrap_or_else(|| panic!("no {name}"));
+            for argument in subcommand.get_arguments() {
+                assert!(argument.get_help().is_some(), "{name} {}", argument.get_id());
+            }
+            let help = subcommand.render_long_help().to_string();
+            for wanted in ["Example", "paatp ", "Exit status: 0", "--log"] {
+                assert!(help.contains(wanted), "{name}: {wanted}");
+            }
+            // What is not told elsewhere on the same page.
+            for jargon in ["control plane", "data plane", "the ring", "lanes (", "chunk"] {
+                assert!(!help.contains(jargon), "{name}: {jargon}\n{help}");
+            }
+        }
     }
 
     #[test]

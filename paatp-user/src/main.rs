@@ -103,18 +103,7 @@ fn allreduce(args: &Allreduce) -> Result<(), Failure> {
         return Err(Failure::usage(error));
     }
     let report = worker::allreduce(args)?;
-    let megabytes = report.throughput_bytes_per_second / 1e6;
-    let line = format!(
-        "{}: {} of {} tensors ({} elements, {} bytes) over {} ranks in {:.3} s, {megabytes:.1} MB/s, sha256 {}\n",
-        report.job,
-        report.reduction,
-        report.tensors,
-        report.elements,
-        report.tensor_bytes,
-        report.world,
-        report.seconds,
-        report.sha256
-    );
+    let line = report.in_words(&args.output) + "\n";
     // Whoever closed standard output does not want it.
     let _ = std::io::stdout().lock().write_all(line.as_bytes());
     Ok(())

@@ -10,7 +10,7 @@ use aya::programs::{TestRun, TestRunAttrs, TestRunOptions, Xdp};
 use aya::{Ebpf, EbpfLoader, Pod};
 use paatp_common::counter::{Counters, Event, Refusal};
 use paatp_common::job::{JobEntry, Node, QUORUM_ALL, RankEntry, mapped};
-use paatp_common::limits::{MAX_RANKS, STANDARD_BLOCKS, LANES_PER_BLOCK};
+use paatp_common::limits::{LANES_PER_BLOCK, MAX_RANKS, STANDARD_BLOCKS};
 use paatp_common::seq::Seq;
 use paatp_common::tag::rank_key;
 use paatp_common::wire::{Chunk, ElementType, Header, Kind, Operation, Request, flags};
@@ -68,7 +68,8 @@ impl Bed {
     /// # Errors
     /// What the kernel refused.
     pub fn new(setup: Setup) -> Result<Bed> {
-        let object = std::fs::read(crate::lab::lab_object()).context("reading lab.bpf.o; `cargo xtask build` makes it")?;
+        let object = std::fs::read(crate::lab::lab_object())
+            .context("reading lab.bpf.o; `cargo xtask build` makes it")?;
         let wide = setup.lanes as usize > STANDARD_BLOCKS * LANES_PER_BLOCK;
         let (standard_slots, wide_slots) = if wide { (1, setup.slots) } else { (setup.slots, 1) };
         let mut ebpf = EbpfLoader::new()
@@ -103,7 +104,8 @@ impl Bed {
 
     /// The program of this name, loaded.
     fn program(&mut self, name: &str) -> Result<&mut Xdp> {
-        let program: &mut Xdp = self.ebpf.program_mut(name).with_context(|| format!("no program {name}"))?.try_into()?;
+        let program: &mut Xdp =
+            self.ebpf.program_mut(name).with_context(|| format!("no program {name}"))?.try_into()?;
         if program.fd().is_err() {
             program.load().with_context(|| format!("loading {name}"))?;
         }
@@ -213,9 +215,16 @@ impl Bed {
         }
         let taken = gained(Event::Contributions);
         ensure!(taken == runs, "{taken} of {runs} contributions were taken");
-        ensure!(gained(Event::Adds) + gained(Event::Stores) == runs, "not all of {runs} payloads were added or stored");
+        ensure!(
+            gained(Event::Adds) + gained(Event::Stores) == runs,
+            "not all of {runs} payloads were added or stored"
+        );
         let completions = runs / u64::from(self.setup.ranks);
-        ensure!(gained(Event::Completions).abs_diff(completions) <= 1, "not every {} contributions completed a slot", self.setup.ranks);
+        ensure!(
+            gained(Event::Completions).abs_diff(completions) <= 1,
+            "not every {} contributions completed a slot",
+            self.setup.ranks
+        );
         if self.setup.with_results {
             let missing = runs - gained(Event::Results);
             if missing > u64::from(self.setup.ranks) {

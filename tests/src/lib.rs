@@ -11,7 +11,7 @@ pub mod job;
 pub mod kernel;
 pub mod lab;
 pub mod netns;
-
+pub mod objects;
 pub mod process;
 pub mod reference;
 pub mod report;

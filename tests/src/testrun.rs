@@ -124,8 +124,7 @@ impl Loaded {
         let mut loader = EbpfLoader::new();
         loader.btf(None).map_max_entries(flavour.table(), slots);
         let mut ebpf = loader.load(&bytes).with_context(|| format!("cannot load {}", object.display()))?;
-        let program: &mut Xdp =
-            ebpf.program_mut(flavour.program()).context("no such program")?.try_into()?;
+        let program: &mut Xdp = ebpf.program_mut(flavour.program()).context("no such program")?.try_into()?;
         program.load()?;
         let Some(Map::Array(table)) = ebpf.map(flavour.table()) else { bail!("no array of slots") };
         let slots = Mapping::new(table, flavour.slot_bytes() * slots as usize)?;

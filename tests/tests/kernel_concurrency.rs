@@ -3,7 +3,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is the failure report here")]
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -37,15 +38,30 @@ fn pin(cpu: usize) {
     sched_setaffinity(Pid::from_raw(0), &set).unwrap();
 }
 
-/// Lets two threads begin each round together.
-struct Rounds(AtomicUsize);
+/// Lets two threads begin each round together, until one of them fails.
+#[derive(Default)]
+struct Rounds {
+    arrivals: AtomicUsize,
+    is_over: AtomicBool,
+}
 
 impl Rounds {
     fn meet(&self, round: u32) {
-        self.0.fetch_add(1, Ordering::SeqCst);
-        while self.0.load(Ordering::SeqCst) < 2 * (round as usize + 1) {
+        self.arrivals.fetch_add(1, Ordering::SeqCst);
+        while self.arrivals.load(Ordering::SeqCst) < 2 * (round as usize + 1) {
+            assert!(!self.is_over.load(Ordering::SeqCst), "the other side failed");
+            // The two have a CPU each; where they have not, the other one must get on.
             thread::yield_now();
         }
+    }
+}
+
+/// Ends the rounds when its thread panics.
+struct EndOnPanic<'a>(&'a Rounds);
+
+impl Drop for EndOnPanic<'_> {
+    fn drop(&mut self) {
+        self.0.is_over.store(thread::panicking(), Ordering::SeqCst);
     }
 }
 
@@ -117,11 +133,15 @@ impl Arena {
 
     /// Both threads run `play` for each chunk, beginning each together.
     fn fight(&self, cpus: [usize; 2], play: impl Fn(usize, u32, &mut Seen) + Sync) -> Seen {
-        let rounds = Rounds(AtomicUsize::new(0));
+        // One fight at a time: four threads on two CPUs meet less often than two.
+        static CPUS: Mutex<()> = Mutex::new(());
+        let _cpus = CPUS.lock().unwrap_or_else(PoisonError::into_inner);
+        let rounds = Rounds::default();
         let (rounds, play) = (&rounds, &play);
         let seen = thread::scope(|scope| {
             let threads = [0, 1].map(|side| {
                 scope.spawn(move || {
+                    let _end = EndOnPanic(rounds);
                     pin(cpus[side]);
                     let mut seen = Seen::default();
                     for seq in 0..CHUNKS {
@@ -144,8 +164,9 @@ impl Arena {
             assert_eq!((slot.lock, slot.bits, slot.contributors()), (0, 0b1111, 4), "chunk {seq}");
             assert!(slot.is_complete());
             assert!(lanes == self.result(seq), "chunk {seq} is wrong");
-            let salts = (0..WORLD)
-                .fold(0, |sum: u64, rank| sum.wrapping_add(tag::salt(self.job.key(rank), Seq(seq), self.chunk)));
+            let salts = (0..WORLD).fold(0, |sum: u64, rank| {
+                sum.wrapping_add(tag::salt(self.job.key(rank), Seq(seq), self.chunk))
+            });
             assert_eq!(slot.tag.wrapping_sub(salts), tag_of(&lanes), "tag of chunk {seq}");
         }
     }
@@ -198,6 +219,7 @@ fn different_ranks_on_two_cpus_add_up() {
 
 #[test]
 fn the_same_contribution_on_two_cpus_counts_once() {
+    const REPEATS: u64 = 3;
     let name = "kernel_concurrency::the_same_contribution_on_two_cpus_counts_once";
     if !require_bpf(name) {
         return;
@@ -206,11 +228,15 @@ fn the_same_contribution_on_two_cpus_counts_once() {
     let arena = Arena::new(Operation::Sum);
     let seen = arena.fight(cpus, |_, seq, seen| {
         for rank in 0..WORLD {
-            assert_eq!(arena.send(&arena.contribution(rank, seq), seen).0.status, Status::Ok);
+            let frame = arena.contribution(rank, seq);
+            for _ in 0..REPEATS {
+                assert_eq!(arena.send(&frame, seen).0.status, Status::Ok);
+            }
         }
     });
     arena.check_slots();
-    arena.check_counters(&seen, u64::from(CHUNKS) * u64::from(WORLD), 0);
+    let all = 2 * REPEATS * u64::from(CHUNKS) * u64::from(WORLD);
+    arena.check_counters(&seen, all - u64::from(CHUNKS) * u64::from(WORLD), 0);
 }
 
 /// One CPU adds damaged payloads and takes them back while the other adds good ones.

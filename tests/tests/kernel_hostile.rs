@@ -232,7 +232,9 @@ fn no_hostile_packet_changes_a_slot() {
             let expected: Vec<_> = counters.iter().map(|name| (*name, 1)).collect();
             assert_eq!(others, expected.iter().collect::<Vec<_>>(), "{name}");
             match attack.fate {
-                Fate::NotOurs | Fate::PassedOn(_) => assert!(run.frame == attack.frame, "{name}: not as it came"),
+                Fate::NotOurs | Fate::PassedOn(_) => {
+                    assert!(run.frame == attack.frame, "{name}: not as it came")
+                }
                 Fate::Told(_, status) => {
                     let header = Header::of(&run.frame[job.envelope(0).datagram()..]).unwrap();
                     assert_eq!(Answer::decode(header).unwrap().status, status, "{name}");
@@ -279,7 +281,11 @@ fn noise(random: &mut Random) -> Vec<u8> {
     let length = random.below(MOST_BYTES as u64 - 200) as usize;
     match random.below(4) {
         0 => random.bytes(14 + length % 300),
-        1 => job.envelope(random.below(4) as u8).wrap(&random.bytes(length % 1500)),
+        1 => {
+            let whole_blocks = HEADER_BYTES + length % 12 * 128;
+            let bytes = if random.chance(50) { whole_blocks } else { length % 1500 };
+            job.envelope(random.below(4) as u8).wrap(&random.bytes(bytes))
+        }
         2 => {
             // Magic and version are right, and the length is what the lanes say.
             let mut datagram = random.bytes(HEADER_BYTES + length % 12 * 128);
@@ -292,7 +298,7 @@ fn noise(random: &mut Random) -> Vec<u8> {
             let (request, payload) = good(&job);
             let mut envelope = job.envelope(0);
             envelope.source = local(job.v6);
-            envelope.source[15] = random.next() as u8;
+            envelope.source[15] = random.number() as u8;
             envelope.wrap(&job.datagram(&request, &payload))
         }
     }

@@ -217,7 +217,9 @@ impl Elf {
                 Instruction::MOVE if copies.contains_key(&source) => {
                     copies.insert(destination, copies[&source]);
                 }
-                Instruction::ADD if copies.contains_key(&destination) && destination != Instruction::FRAME => {
+                Instruction::ADD
+                    if copies.contains_key(&destination) && destination != Instruction::FRAME =>
+                {
                     let depth = copies[&destination] + immediate;
                     deepest = deepest.min(depth);
                     copies.insert(destination, depth);
@@ -267,7 +269,8 @@ fn the_decoder_knows_atomics() {
         Instruction::of(&bytes)
     };
     // add, or, and, xor; with FETCH; exchange, compare-and-exchange.
-    let fetching = [0x00, 0x40, 0x50, 0xA0, 0x01, 0x41, 0x51, 0xA1, 0xE1, 0xF1].map(|imm| instruction(imm).fetches());
+    let fetching =
+        [0x00, 0x40, 0x50, 0xA0, 0x01, 0x41, 0x51, 0xA1, 0xE1, 0xF1].map(|imm| instruction(imm).fetches());
     assert_eq!(fetching, [false, false, false, false, true, true, true, true, true, true]);
     assert!(instruction(0).is_atomic());
     assert!(!Instruction::of(&[0x7B, 0x31, 0, 0, 0, 0, 0, 0]).is_atomic(), "a plain store");
@@ -291,7 +294,11 @@ fn every_atomic_of_the_aggregator_fetches() {
                 if instruction.is_atomic() {
                     atomics += 1;
                     let fetches = instruction.fetches();
-                    assert!(fetches, "{}: instruction {index} does not fetch: {instruction:?}", function.name);
+                    assert!(
+                        fetches,
+                        "{}: instruction {index} does not fetch: {instruction:?}",
+                        function.name
+                    );
                 }
             }
         }

@@ -59,7 +59,10 @@ impl Traffic {
             4 => (Operation::Broadcast, 64),
             _ => (Operation::Mean, 32),
         };
-        Chunk { root: (operation == Operation::Broadcast).into(), ..Chunk::new(operation, ElementType::F32, lanes, 2) }
+        Chunk {
+            root: (operation == Operation::Broadcast).into(),
+            ..Chunk::new(operation, ElementType::F32, lanes, 2)
+        }
     }
 
     fn next(&mut self) -> Vec<u8> {
@@ -122,7 +125,7 @@ impl Traffic {
             chunk.exponent += 1;
         }
         if self.random.chance(2) {
-            chunk.operation_and_type = self.random.next() as u8;
+            chunk.operation_and_type = self.random.number() as u8;
         }
         let is_bare = chunk.operation() == Some(Operation::Broadcast) && rank != chunk.root && !is_pull;
         let lanes = if is_bare && self.random.chance(90) { 0 } else { chunk.lanes };
@@ -133,9 +136,9 @@ impl Traffic {
             want,
             ack: at.ack,
             progress: at.progress,
-            token: self.random.next() as u32,
+            token: self.random.number() as u32,
             bitmap: if is_pull { 0 } else { 1 << rank },
-            next_exponent: self.random.next() as i8,
+            next_exponent: self.random.number() as i8,
             attempt,
             ..job.data(rank, seq, chunk)
         };
@@ -152,7 +155,7 @@ impl Traffic {
 
     /// A field of the header that is wrong although the check is right.
     fn twist(&mut self, datagram: &mut [u8]) {
-        let value = self.random.next();
+        let value = self.random.number();
         let which = self.random.below(10);
         edit(datagram, |header| match which {
             0 => header.set_job(value as u16),
@@ -212,7 +215,11 @@ fn both(node: &mut OwnedNode, loaded: &mut Loaded, frame: &[u8], what: &str) -> 
     let run = loaded.run(frame).unwrap();
     assert_eq!(run.verdict, verdict, "{what}: {frame:02x?}");
     if verdict != Verdict::Drop {
-        assert!(run.frame == expected, "{what}: {frame:02x?}\nkernel {:02x?}\nmemory {expected:02x?}", run.frame);
+        assert!(
+            run.frame == expected,
+            "{what}: {frame:02x?}\nkernel {:02x?}\nmemory {expected:02x?}",
+            run.frame
+        );
     }
     assert!(loaded.slots() == node.slot_bytes(), "{what}: slots differ after {frame:02x?}");
     for job in 0..node.jobs.len() as u16 {
@@ -250,7 +257,8 @@ fn random_traffic_has_the_same_effect_in_the_kernel() {
             play(seed, flavour, &mut loaded);
         }
         let counters = loaded.unwrap().counters().unwrap();
-        let events = [Event::Stores, Event::Adds, Event::Duplicates, Event::Completions, Event::Results, Event::Redos];
+        let events =
+            [Event::Stores, Event::Adds, Event::Duplicates, Event::Completions, Event::Results, Event::Redos];
         for event in events {
             assert!(counters.noted(event) > 50, "{}: {}", event.name(), counters.noted(event));
         }

@@ -8,6 +8,7 @@ use core::mem;
 
 use super::{Event, Phase, Worker};
 use crate::error::{OperationError, ranks_of};
+use crate::ring::Contribution;
 use crate::time::Time;
 
 impl Worker {
@@ -90,23 +91,32 @@ impl Worker {
         self.halt(error);
     }
 
-    /// Names who is missing: those that had not contributed to the lowest undelivered chunk.
+    /// Names what is damaged, or who is missing: those that had not contributed to the lowest undelivered chunk.
     fn timeout_error(&self, now: Time) -> OperationError {
         let waited = now.since(self.waiting.since);
-        if !self.waiting.answered && self.waiting.bitmap.is_none() {
-            return OperationError::NoAnswer { waited };
+        let tensor = || self.tensor_at(self.delivered, 0);
+        let lowest = self.ring.get(self.delivered).filter(|_| self.delivered < self.open_end());
+        let refusals =
+            lowest.filter(|e| e.contribution != Contribution::Acknowledged).map_or(0, |e| e.refused);
+        if refusals > 1 {
+            return OperationError::DamagedOnTheWay { tensor: tensor(), refusals };
         }
         let own = 1 << self.membership.rank;
-        let absent = match self.waiting.bitmap {
-            Some(bitmap) => self.membership.everybody() & !bitmap & !own,
+        let absent = self.waiting.bitmap.map(|bitmap| self.membership.everybody() & !bitmap & !own);
+        let failures = lowest.map_or(0, |entry| entry.doubted);
+        if failures > 1 && absent.unwrap_or(0) == 0 {
+            return OperationError::DamagedResults { tensor: tensor(), failures };
+        }
+        let absent = match absent {
+            Some(absent) => absent,
+            None if !self.waiting.answered => 0,
             // Nothing came about that chunk, but something did: the rank that holds everybody up.
             None => 1_u64.checked_shl(u32::from(self.others.slowest)).unwrap_or(0) & !own,
         };
         if absent == 0 {
             return OperationError::NoAnswer { waited };
         }
-        let tensor = self.tensor_at(self.delivered, 0);
-        OperationError::Timeout { missing: ranks_of(absent), tensor, waited }
+        OperationError::Timeout { missing: ranks_of(absent), tensor: tensor(), waited }
     }
 
     /// Every rank has everything that this generation will bring.

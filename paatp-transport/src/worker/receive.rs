@@ -3,9 +3,10 @@
 use alloc::string::String;
 
 use paatp_common::Refusal;
+use paatp_common::limits::MAX_ATTEMPTS;
 use paatp_common::wire::{Answer, Body, HEADER_BYTES, Header, Redo, Status};
 
-use super::{BUSY_CAP, Busy, Event, Waiting, Worker};
+use super::{BUSY_CAP, Busy, Event, Phase, Waiting, Worker};
 use crate::error::{OperationError, ranks_of};
 use crate::operation::Step;
 use crate::quantise::Scale;
@@ -17,6 +18,21 @@ use crate::window::Feedback;
 /// Results of one attempt that fail their check before a redo is asked for: the first may have been damaged on the wire,
 /// which asking again mends (protocol-rules part 2.1).
 const FAILURES_BEFORE_REDO: u8 = 2;
+
+/// Contributions to one chunk that may be refused as damaged, in a row, before the operation fails. The first is sent
+/// again at once (a flipped bit), the others after pauses that double: two seconds pass in all.
+const MOST_REFUSALS: u8 = 16;
+
+/// What the check of a result came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// It is awaited, and sound.
+    Sound,
+    /// It is awaited, and damaged.
+    Damaged,
+    /// Nobody waits for it: whatever it holds changes nothing.
+    Unwanted,
+}
 
 /// A result as it arrived.
 struct Arrived<'a> {
@@ -52,10 +68,27 @@ impl Worker {
             // Nothing else in it is true: the header is the request's.
             return self.halt(OperationError::Rejoin);
         }
-        self.obey(now, &answer, payload);
+        let arrived = self.arrived(&answer, payload);
+        let result = arrived.map(|arrived| (self.check(&arrived), arrived));
+        if self.phase != Phase::Halted {
+            self.obey(now, &answer, result);
+        }
     }
 
-    fn obey(&mut self, now: Time, answer: &Answer, payload: &[u8]) {
+    /// The result in an answer, if its chunk has a position.
+    fn arrived<'a>(&mut self, answer: &Answer, payload: &'a [u8]) -> Option<Arrived<'a>> {
+        let Body::Result { want, bitmap, tag, next_exponent, non_finite, .. } = answer.body else {
+            return None;
+        };
+        let Some(position) = self.position_of(want) else {
+            self.statistics.unexpected_results += 1;
+            return None;
+        };
+        let attempt = answer.attempt;
+        Some(Arrived { position, bitmap, tag, next_exponent, attempt, non_finite, payload })
+    }
+
+    fn obey(&mut self, now: Time, answer: &Answer, result: Option<(Verdict, Arrived<'_>)>) {
         self.waiting.answered = true;
         self.learn(answer);
         let settled = self.recovery.settle(now, answer.token);
@@ -63,14 +96,11 @@ impl Worker {
         self.statistics.srtt_us = self.recovery.srtt().map_or(0, |srtt| srtt.as_micros() as u64);
         self.report(now, answer, settled);
         match answer.body {
-            Body::Result { want, bitmap, tag, next_exponent, non_finite, .. } => {
-                if let Some(position) = self.position_of(want) {
-                    let attempt = answer.attempt;
-                    let arrived =
-                        Arrived { position, bitmap, tag, next_exponent, attempt, non_finite, payload };
-                    self.judge(now, &arrived);
-                }
-            }
+            Body::Result { .. } => match result {
+                Some((Verdict::Sound, arrived)) => self.accept(now, &arrived),
+                Some((Verdict::Damaged, arrived)) => self.doubt(now, arrived.position, arrived.attempt),
+                Some((Verdict::Unwanted, _)) | None => {}
+            },
             Body::Pending { min_ack, bitmap, redo } => {
                 let min_ack = self.position_of(min_ack).filter(|position| *position <= self.delivered);
                 self.others.min_ack = self.others.min_ack.max(min_ack.unwrap_or(0));
@@ -128,6 +158,10 @@ impl Worker {
     fn heed(&mut self, now: Time, answer: &Answer, position: u64, attempt: u8) {
         let Some(entry) = self.ring.get_mut(position) else { return };
         let current = entry.contribution == Contribution::UnderWay(answer.token);
+        if answer.status != Status::BadTag {
+            // The aggregator checks every payload, so this one was sound.
+            entry.refused = 0;
+        }
         match answer.status {
             // Late contributions are not included, but whether one was is the result's bitmap's to say (F7).
             Status::Ok | Status::Stale | Status::NotIncluded => {
@@ -145,7 +179,7 @@ impl Worker {
             Status::BadTag => {
                 self.statistics.bad_tags += 1;
                 if current {
-                    self.queue(position);
+                    self.send_again_after_damage(now, position);
                 }
             }
             Status::OldAttempt | Status::Aborted if matches!(answer.body, Body::Result { .. }) => {
@@ -174,7 +208,7 @@ impl Worker {
     /// The contribution is in the slot.
     fn acknowledge(&mut self, position: u64) {
         if let Some(entry) = self.ring.get_mut(position) {
-            entry.contribution = Contribution::Acknowledged;
+            (entry.contribution, entry.held) = (Contribution::Acknowledged, None);
         }
         self.advance_progress();
     }
@@ -195,6 +229,44 @@ impl Worker {
             entry.contribution = Contribution::Queued;
             self.resend.push_back(position);
         }
+    }
+
+    /// The contribution arrived damaged: at once the first time, then ever later, and in the end not at all.
+    fn send_again_after_damage(&mut self, now: Time, position: u64) {
+        let Some(entry) = self.ring.get_mut(position) else { return };
+        entry.refused = entry.refused.saturating_add(1);
+        match entry.refused {
+            1 => self.queue(position),
+            refusals if refusals < MOST_REFUSALS => self.hold(now, position, refusals - 2),
+            refusals => {
+                let tensor = self.tensor_at(position, 0);
+                self.halt(OperationError::DamagedOnTheWay { tensor, refusals });
+            }
+        }
+    }
+
+    /// The contribution is to be sent again after a pause.
+    fn hold(&mut self, now: Time, position: u64, doublings: u8) {
+        let until = now.plus(self.recovery.pause(doublings));
+        let Some(entry) = self.ring.get_mut(position) else { return };
+        (entry.contribution, entry.held) = (Contribution::Queued, Some(until));
+        if !self.held.contains(&position) {
+            self.held.push(position);
+        }
+    }
+
+    /// Ends the pauses that are over.
+    pub(super) fn release_held(&mut self, now: Time) {
+        let (ring, resend) = (&mut self.ring, &mut self.resend);
+        self.held.retain(|position| {
+            let Some(entry) = ring.get_mut(*position) else { return false };
+            let over = entry.held.is_some_and(|until| until <= now);
+            if over {
+                entry.held = None;
+                resend.push_back(*position);
+            }
+            entry.held.is_some()
+        });
     }
 
     /// The contribution is to be sent again under another attempt; what was acknowledged of it is void, also if this rank
@@ -276,49 +348,78 @@ impl Worker {
         }
     }
 
-    /// Delivers a result, or says why not.
-    fn judge(&mut self, now: Time, arrived: &Arrived<'_>) {
+    /// Checks a result, whether or not anybody waits for it: every damaged payload is counted. That needs the chunk's
+    /// identity, which is known as long as the ring retains it.
+    fn check(&mut self, arrived: &Arrived<'_>) -> Verdict {
         let position = arrived.position;
-        let open = position < self.open_end();
-        let Some(entry) = self.ring.get(position).copied().filter(|_| open) else {
+        let Some(entry) = self.ring.get(position).copied() else {
             self.statistics.unexpected_results += 1;
-            return;
+            return Verdict::Unwanted;
         };
-        // Before the check: a torn late answer must not start a redo (protocol-rules part 2.3).
-        if entry.wish == Wish::Delivered {
-            self.statistics.duplicate_results += 1;
-            return;
-        }
-        let own = arrived.bitmap >> self.membership.rank & 1 == 1;
         let sound = arrived.bitmap != 0
             && arrived.bitmap & !self.membership.everybody() == 0
             && arrived.payload.len() == usize::from(entry.chunk.lanes) * 4
-            && (!own || arrived.next_exponent >= entry.next_exponent)
+            && (!self.is_in(arrived) || arrived.next_exponent >= entry.next_exponent)
             && self.is_sound(position, entry.chunk, arrived.bitmap, arrived.tag, arrived.payload);
-        if !sound {
-            return self.doubt(position, arrived.attempt);
+        self.statistics.failed_checks += u64::from(!sound);
+        // Whatever the check said: a torn late answer must not start a redo (protocol-rules part 2.3).
+        if entry.wish == Wish::Delivered || position >= self.open_end() {
+            self.statistics.duplicate_results += 1;
+            return Verdict::Unwanted;
         }
-        if !own {
+        if sound { Verdict::Sound } else { Verdict::Damaged }
+    }
+
+    /// This rank's contribution is in a result.
+    const fn is_in(&self, arrived: &Arrived<'_>) -> bool {
+        arrived.bitmap >> self.membership.rank & 1 == 1
+    }
+
+    /// Delivers a sound result, if this rank is in it.
+    fn accept(&mut self, now: Time, arrived: &Arrived<'_>) {
+        let position = arrived.position;
+        if !self.is_in(arrived) {
             let tensor = self.tensor_at(position, 0);
             return self.fail_at(now, position, position, OperationError::Excluded { tensor });
         }
         self.deliver(now, arrived);
     }
 
-    /// A result failed its check: ask again, then for a redo. An older attempt than the one asked for says nothing new.
-    fn doubt(&mut self, position: u64, attempt: u8) {
-        self.statistics.failed_checks += 1;
+    /// A result failed its check: ask again, then for a redo, the further ones after pauses that double. An older attempt
+    /// than the one asked for says nothing new. Only the first failure is asked about at once: then the chunk is polled.
+    fn doubt(&mut self, now: Time, position: u64, attempt: u8) {
         let Some(entry) = self.ring.get_mut(position) else { return };
-        if attempt < entry.attempt {
-            return;
+        entry.doubted = entry.doubted.saturating_add(1);
+        let failures = entry.doubted;
+        let current = entry.attempt;
+        if attempt == current {
+            entry.failed = entry.failed.saturating_add(1);
         }
-        entry.failed = entry.failed.saturating_add(1);
-        if attempt > entry.attempt {
+        let redo = attempt == current && entry.failed >= FAILURES_BEFORE_REDO;
+        if redo && attempt >= MAX_ATTEMPTS {
+            let tensor = self.tensor_at(position, 0);
+            return self.halt(OperationError::DamagedResults { tensor, failures });
+        }
+        if attempt > current {
             self.restart(position, attempt);
-        } else if entry.failed >= FAILURES_BEFORE_REDO {
+        } else if redo {
             self.statistics.redos_asked += 1;
             self.restart(position, attempt.saturating_add(1));
+            if attempt > 0 {
+                self.hold(now, position, attempt - 1);
+            }
         }
+        if failures > 1 {
+            self.poll_only(position);
+        }
+    }
+
+    /// The chunk is not asked for by itself any more, only polled or along with contributions.
+    fn poll_only(&mut self, position: u64) {
+        let Some(entry) = self.ring.get_mut(position) else { return };
+        self.wishes -= u64::from(matches!(entry.wish, Wish::Asked(_)));
+        entry.wish = Wish::Refused;
+        self.asked = self.asked.min(position);
     }
 
     fn deliver(&mut self, now: Time, arrived: &Arrived<'_>) {
@@ -328,7 +429,7 @@ impl Worker {
         (entry.wish, entry.agreed) = (Wish::Delivered, arrived.next_exponent);
         if arrived.attempt >= entry.attempt {
             // The result says so, whatever became of the acknowledgement.
-            entry.contribution = Contribution::Acknowledged;
+            (entry.contribution, entry.held) = (Contribution::Acknowledged, None);
         }
         let exponent = entry.chunk.exponent;
         self.statistics.results += 1;

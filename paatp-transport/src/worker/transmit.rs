@@ -16,6 +16,7 @@ use crate::time::Time;
 
 impl Worker {
     pub(super) fn next_datagram(&mut self, now: Time, buffer: &mut [u8]) -> Option<Transmit> {
+        self.release_held(now);
         if let Some(position) = self.next_contribution(now) {
             return self.send_contribution(now, position, buffer);
         }
@@ -30,7 +31,8 @@ impl Worker {
         let open_below = self.busy.filter(|busy| now < busy.until).map_or(u64::MAX, |busy| busy.from);
         while let Some(index) = self.resend.iter().position(|position| *position < open_below) {
             let position = self.resend.remove(index)?;
-            let is_queued = self.ring.get(position).is_some_and(|e| e.contribution == Contribution::Queued);
+            let is_due = |entry: &Entry| entry.contribution == Contribution::Queued && entry.held.is_none();
+            let is_queued = self.ring.get(position).is_some_and(is_due);
             if position < self.end && is_queued {
                 return Some(position);
             }

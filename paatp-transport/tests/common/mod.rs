@@ -186,6 +186,10 @@ pub struct Net {
     pub meddle: Option<Box<Meddle>>,
     /// Requests on their way to the aggregator are shown to it; false drops them.
     pub filter: Option<Box<Filter>>,
+    /// As `filter`, for answers on their way to the workers.
+    pub answer_filter: Option<Box<Filter>>,
+    /// Answers with a flipped bit that were not lost.
+    pub answers_flipped: u64,
     pub steps: u64,
     queue: BinaryHeap<Reverse<(u64, u64)>>,
     flights: BTreeMap<u64, Flight>,
@@ -230,6 +234,8 @@ impl Net {
             left: vec![None; world],
             meddle: None,
             filter: None,
+            answer_filter: None,
+            answers_flipped: 0,
             steps: 0,
             queue: BinaryHeap::new(),
             flights: BTreeMap::new(),
@@ -256,12 +262,15 @@ impl Net {
                 continue;
             }
             let mut copy = datagram.clone();
-            if self.random.chance(self.weather.flips) {
+            let flipped = self.random.chance(self.weather.flips);
+            if flipped {
                 let bit = self.random.below(copy.len() as u64 * 8) as usize;
                 copy[bit / 8] ^= 1 << (bit % 8);
             }
             let at = self.now + self.weather.delay + self.random.below(self.weather.jitter + 1);
-            self.post(at, flight(copy));
+            let flight = flight(copy);
+            self.answers_flipped += u64::from(flipped && matches!(flight, Flight::ToWorker(..)));
+            self.post(at, flight);
         }
     }
 
@@ -314,7 +323,8 @@ impl Net {
                     meddle(&mut self.aggregator, &mut self.random);
                     self.meddle = Some(meddle);
                 }
-                if self.aggregator.handle(rank, &mut datagram) {
+                let answered = self.aggregator.handle(rank, &mut datagram);
+                if answered && self.answer_filter.as_mut().is_none_or(|filter| filter(rank, &mut datagram)) {
                     self.throw(datagram, |copy| Flight::ToWorker(rank, copy));
                 }
             }

@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 /// Version of these messages.
 pub const PROTOCOL: u32 = 1;
 
+/// [`Refused::error`] where the wait for the other ranks was over.
+pub const RANKS_MISSING: &str = "ranks_missing";
+
 /// Body of `POST /v1/jobs/{name}/join`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JoinRequest {

@@ -14,6 +14,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::{get, post};
 use paatp_common::job::JobEntry;
+use paatp_transport::words::{Ranks, Span};
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -22,7 +23,7 @@ use tracing::{debug, error, info, warn};
 use crate::engine::{Aggregator, EngineError, Interface, ProgressSnapshot};
 
 use super::membership::{Entropy, Formation, JoinError, Membership, WaiterId};
-use super::protocol::{Grant, JobDetails, JobList, JoinRequest, RankStatus, Refused};
+use super::protocol::{Grant, JobDetails, JobList, JoinRequest, RANKS_MISSING, RankStatus, Refused};
 
 /// Largest body of a request, in bytes: a join has under 200.
 const MAX_BODY_BYTES: usize = 16 << 10;
@@ -290,16 +291,17 @@ async fn join(
 }
 
 fn ranks_missing(name: &str, request: &JoinRequest, missing: Vec<u8>) -> ApiError {
-    info!(job = name, rank = request.rank, ?missing, "gave up waiting");
-    let list: Vec<String> = missing.iter().map(u8::to_string).collect();
+    info!(job = name, rank = request.rank, missing = %Ranks(&missing), "gave up waiting");
+    // The wait was checked when the rank was admitted.
+    let waited = Duration::try_from_secs_f64(request.wait_seconds).unwrap_or_default();
     let message = format!(
-        "{} of {} ranks had not joined after {:.1} s (missing: {}); start them, or wait longer",
+        "{} of {} ranks had not joined after {}: {}; start what is missing, or wait longer (--timeout)",
         missing.len(),
         request.world,
-        request.wait_seconds,
-        list.join(", ")
+        Span(waited),
+        Ranks(&missing)
     );
-    let mut error = ApiError::new(StatusCode::REQUEST_TIMEOUT, "ranks_missing", message);
+    let mut error = ApiError::new(StatusCode::REQUEST_TIMEOUT, RANKS_MISSING, message);
     error.body.missing_ranks = missing;
     error
 }
@@ -331,7 +333,7 @@ impl Wait {
 impl Drop for Wait {
     fn drop(&mut self) {
         if let Some(missing) = self.end() {
-            debug!(job = self.name, ?missing, "a waiting worker hung up");
+            debug!(job = self.name, missing = %Ranks(&missing), "a waiting worker hung up");
         }
     }
 }

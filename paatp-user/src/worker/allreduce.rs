@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use paatp_transport::words::Span;
 use paatp_transport::{Membership, MembershipError, OperationError, Settings, Worker};
 use thiserror::Error;
 use tracing::{info, warn};
@@ -80,7 +81,10 @@ pub fn allreduce(args: &Allreduce) -> Result<Report, AllreduceError> {
     let output = Output::create(&args.output)?;
     let digest = layout.digest(args.reduction.name());
     let (rank, world) = (u32::from(args.rank), u32::from(args.world));
-    let grant = client::join(&endpoint, &args.job, rank, world, args.timeout, &digest)?;
+    let waiting = wait_sign(args);
+    let grant = client::join(&endpoint, &args.job, rank, world, args.timeout, &digest, &waiting);
+    waiting.finish_and_clear();
+    let grant = grant?;
     info!(job = args.job, rank, generation = grant.generation, "joined");
     let socket = DataSocket::open(endpoint.address, grant.port_base, grant.ports)?;
     udp::check_mtu(&socket, grant.lanes)?;
@@ -95,16 +99,22 @@ pub fn allreduce(args: &Allreduce) -> Result<Report, AllreduceError> {
     let start = Instant::now();
     worker.all_reduce(clock.now(), args.reduction.reduction(), input);
     let outcome = drive_with_bar(&mut worker, &socket, clock)?;
+    let aggregator = socket.aggregator();
+    // Closed at once: what still comes is not to lie in its queue unread.
+    drop(socket);
     let seconds = start.elapsed().as_secs_f64();
     let Outcome { result, complete, trouble } = outcome;
     let tensors = result.map_err(|source| AllreduceError::Operation {
         job: args.job.clone(),
         rank: args.rank,
-        hint: trouble.map(|kind| udp::trouble_in_words(kind, socket.aggregator())),
+        hint: trouble.map(|kind| udp::trouble_in_words(kind, aggregator)),
         source,
     })?;
     if !complete {
-        warn!("left before every rank was known to have its result: see whether the other ranks ended well");
+        warn!(
+            "this rank's result is complete, but it left after {} without knowing that all other ranks have theirs; see whether they ended well",
+            Span(args.timeout)
+        );
     }
     let sha256 = output.finish(&layout, &tensors)?;
     let report = report(args, &grant, &layout, &worker, seconds, sha256, complete);
@@ -125,13 +135,35 @@ fn membership(grant: &Grant, rank: u8) -> Membership {
     }
 }
 
+/// Shows what is waited for before the all-reduce, on a terminal only.
+fn wait_sign(args: &Allreduce) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let sign = ProgressBar::new_spinner();
+    sign.set_message(format!(
+        "rank {} waits for all {} ranks of job `{}` to join (at most {})",
+        args.rank,
+        args.world,
+        args.job,
+        Span(args.timeout)
+    ));
+    sign.enable_steady_tick(BAR_INTERVAL);
+    sign
+}
+
+/// What the bar says of a worker that has delivered so many of its chunks.
+const fn phase_in_words(chunks: (u64, u64)) -> &'static str {
+    if chunks.0 < chunks.1 { "" } else { "all here; waiting until every other rank has its result" }
+}
+
 /// Drives the worker and shows how far it is, on a terminal only.
 fn drive_with_bar(worker: &mut Worker, socket: &DataSocket, clock: Clock) -> Result<Outcome, DriveError> {
     if !std::io::stderr().is_terminal() {
         return udp::drive(worker, socket, clock, &mut |_| {});
     }
     let style = ProgressStyle::with_template(
-        "{bar:40} {percent:>3} %  {pos}/{len} chunks  {elapsed} elapsed, {eta} left",
+        "all-reduce {bar:30} {percent:>3} %  {elapsed} elapsed, about {eta} left  {msg}",
     );
     let bar = ProgressBar::new(worker.chunks().1);
     if let Ok(style) = style {
@@ -142,6 +174,7 @@ fn drive_with_bar(worker: &mut Worker, socket: &DataSocket, clock: Clock) -> Res
         if shown.elapsed() >= BAR_INTERVAL {
             shown = Instant::now();
             bar.set_position(worker.chunks().0);
+            bar.set_message(phase_in_words(worker.chunks()));
         }
     });
     bar.finish_and_clear();

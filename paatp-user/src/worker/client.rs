@@ -5,6 +5,8 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use indicatif::ProgressBar;
+use paatp_transport::words::Span;
 use thiserror::Error;
 use tracing::{info, warn};
 use ureq::config::Config;
@@ -12,7 +14,8 @@ use ureq::http::Uri;
 use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
 use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
 
-use crate::control::protocol::{Grant, JoinRequest, PROTOCOL, Refused};
+use crate::control::MAX_WAIT_SECONDS;
+use crate::control::protocol::{Grant, JoinRequest, PROTOCOL, RANKS_MISSING, Refused};
 
 use super::endpoint::Endpoint;
 
@@ -30,7 +33,8 @@ const MAX_ANSWER_BYTES: u64 = 64 << 10;
 pub enum ClientError {
     /// Nobody listens, or nothing comes back.
     #[error(
-        "no aggregator answers at {aggregator} (tried for {waited:?}): is `paatp run` running there, and is the port right?"
+        "no aggregator answers at {aggregator} (tried for {}): is `paatp run` running there, and is the port right?",
+        Span(*.waited)
     )]
     NoAggregator {
         /// The aggregator.
@@ -79,7 +83,8 @@ impl Resolver for Fixed {
     }
 }
 
-/// Joins a job and waits for its other ranks; tries again while nobody answers.
+/// Joins a job and waits for its other ranks; tries again while nobody answers. `sign` shows that on a terminal, and is
+/// put aside for log lines.
 ///
 /// # Errors
 /// If the aggregator refuses, or the timeout is over.
@@ -90,6 +95,7 @@ pub fn join(
     world: u32,
     timeout: Duration,
     layout: &str,
+    sign: &ProgressBar,
 ) -> Result<Grant, ClientError> {
     let start = Instant::now();
     let mut told = false;
@@ -99,22 +105,33 @@ pub fn join(
             protocol: PROTOCOL,
             rank,
             world,
-            wait_seconds: left.as_secs_f64(),
+            wait_seconds: left.as_secs_f64().min(MAX_WAIT_SECONDS),
             layout: Some(layout.to_owned()),
         };
+        sign.suspend(|| info!(aggregator = %endpoint, job, rank, "joining"));
         let error = match attempt(endpoint, job, &request, left + GRACE) {
-            Ok((status, body)) => return read(endpoint, job, rank, status, &body),
+            Ok((status, body)) => match read(endpoint, job, rank, status, &body) {
+                Err(ClientError::Refused { answer, .. })
+                    if answer.error == RANKS_MISSING && left.as_secs_f64() > MAX_WAIT_SECONDS =>
+                {
+                    // No server waits for so long: join again.
+                    continue;
+                }
+                result => return result,
+            },
             Err(error) => error,
         };
         if start.elapsed() + RETRY_PAUSE >= timeout {
             return Err(ClientError::NoAggregator {
                 aggregator: endpoint.to_string(),
-                waited: Duration::from_millis(u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX)),
+                waited: start.elapsed(),
                 source: Box::new(error),
             });
         }
         if !std::mem::replace(&mut told, true) {
-            warn!(aggregator = %endpoint, "no answer yet, trying until the timeout: {error}");
+            sign.suspend(
+                || warn!(aggregator = %endpoint, "no answer yet, trying until the timeout: {error}"),
+            );
         }
         thread::sleep(RETRY_PAUSE);
     }
@@ -135,7 +152,6 @@ fn attempt(
         .timeout_global(Some(deadline))
         .build();
     let agent = ureq::Agent::with_parts(config, DefaultConnector::default(), Fixed(endpoint.address));
-    info!(aggregator = %endpoint, job, rank = request.rank, "joining");
     let uri = format!("http://aggregator:{}/v1/jobs/{}/join", endpoint.address.port(), escape(job));
     let mut answer = agent.post(uri).send_json(request)?;
     let body = answer.body_mut().with_config().limit(MAX_ANSWER_BYTES).read_to_vec()?;
@@ -175,33 +191,36 @@ mod tests {
     use std::io::{Read, Write};
     use std::net::TcpListener;
 
-    /// Answers one request with a text.
-    fn server(answer: &'static str) -> Endpoint {
+    /// Answers one request with each text.
+    fn server(answers: &'static [&'static str]) -> Endpoint {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap_or_else(|error| panic!("{error}"));
         let address = listener.local_addr().unwrap_or_else(|error| panic!("{error}"));
         thread::spawn(move || {
-            let Ok((mut stream, _)) = listener.accept() else { return };
-            let mut request = vec![0; 4096];
-            // The head may come before the body.
-            while !request.windows(8).any(|window| window == b"\"layout\"") {
-                match stream.read(&mut request) {
-                    Ok(0) | Err(_) => break,
-                    Ok(_) => {}
+            for answer in answers {
+                let Ok((mut stream, _)) = listener.accept() else { return };
+                let mut request = vec![0; 4096];
+                // The head may come before the body.
+                while !request.windows(8).any(|window| window == b"\"layout\"") {
+                    match stream.read(&mut request) {
+                        Ok(0) | Err(_) => break,
+                        Ok(_) => {}
+                    }
                 }
+                let _ = write!(stream, "HTTP/1.1 {answer}");
             }
-            let _ = write!(stream, "HTTP/1.1 {answer}");
         });
         Endpoint { text: "test".into(), address }
     }
 
     fn ask(endpoint: &Endpoint, timeout: Duration) -> Result<Grant, ClientError> {
-        join(endpoint, "pair", 0, 2, timeout, "x")
+        join(endpoint, "pair", 0, 2, timeout, "x", &ProgressBar::hidden())
     }
+
+    const MISSING: &str = "408 Request Timeout\r\nContent-Length: 66\r\n\r\n{\"error\":\"ranks_missing\",\"message\":\"rank 1\",\"missing_ranks\":[1,3]}";
 
     #[test]
     fn refusals_keep_words_and_ranks() {
-        let body = "408 Request Timeout\r\nContent-Length: 66\r\n\r\n{\"error\":\"ranks_missing\",\"message\":\"rank 1\",\"missing_ranks\":[1,3]}";
-        match ask(&server(body), Duration::from_secs(5)) {
+        match ask(&server(&[MISSING]), Duration::from_secs(5)) {
             Err(ClientError::Refused { answer, .. }) => {
                 let Refused { error, message, missing_ranks } = *answer;
                 let words = (error.as_str(), message.as_str());
@@ -213,11 +232,25 @@ mod tests {
 
     #[test]
     fn others_than_aggregators_are_told_apart() {
-        let endpoint = server("200 OK\r\nContent-Length: 2\r\n\r\nhi");
+        let endpoint = server(&["200 OK\r\nContent-Length: 2\r\n\r\nhi"]);
         let error = ask(&endpoint, Duration::from_secs(5)).map_err(|error| error.to_string());
         assert!(
             error.is_err_and(|message| message.contains("no aggregator of this version (HTTP status 200)"))
         );
+    }
+
+    /// A server waits for an hour at most; who is told to wait for longer joins again.
+    #[test]
+    fn long_waits_are_several() {
+        let endpoint = server(&[
+            MISSING,
+            MISSING,
+            "409 Conflict\r\nContent-Length: 32\r\n\r\n{\"error\":\"x\",\"message\":\"enough\"} ",
+        ]);
+        match ask(&endpoint, Duration::from_secs(7200)) {
+            Err(ClientError::Refused { answer, .. }) => assert_eq!(answer.message, "enough"),
+            other => panic!("{other:?}"),
+        }
     }
 
     #[test]

@@ -1,9 +1,12 @@
 //! What a run is worth knowing afterwards, for programs.
 
 use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
 
 use paatp_common::Refusal;
 use paatp_transport::Statistics;
+use paatp_transport::words::Span;
 use serde::Serialize;
 
 /// Version of [`Report`].
@@ -36,15 +39,15 @@ pub struct Report {
     pub bytes_sent: u64,
     /// Bytes received, without IP and UDP headers.
     pub bytes_received: u64,
-    /// From the first packet to the last result at every rank.
+    /// From the first packet until every rank had its last result, or the wait for that was over.
     pub seconds: f64,
-    /// Tensor bytes by these seconds.
+    /// Bytes of all tensors, divided by these seconds.
     pub throughput_bytes_per_second: f64,
     /// SHA-256 of all result tensors' bytes in the file's order.
     pub sha256: String,
     /// Every rank had everything when this one left.
     pub all_ranks_complete: bool,
-    /// All that the transport counted.
+    /// All that the transport counted; `paatp_transport::Statistics` says what each name means.
     pub statistics: StatisticsReport,
 }
 
@@ -56,6 +59,45 @@ pub struct StatisticsReport {
     pub counts: BTreeMap<&'static str, u64>,
     /// Answers that could not be read, by reason.
     pub refused_answers: BTreeMap<&'static str, u64>,
+}
+
+impl Report {
+    /// The one line for people.
+    #[must_use]
+    pub fn in_words(&self, output: &Path) -> String {
+        let plural = if self.tensors == 1 { "" } else { "s" };
+        format!(
+            "job `{}`, rank {} of {}: the {} of {} tensor{plural} ({} elements, {}) took {} ({}/s); written to {}, sha256 of \
+             the values {}",
+            self.job,
+            self.rank,
+            self.world,
+            self.reduction,
+            self.tensors,
+            self.elements,
+            bytes_in_words(self.tensor_bytes as f64),
+            Span(Duration::from_secs_f64(self.seconds)),
+            bytes_in_words(self.throughput_bytes_per_second),
+            output.display(),
+            self.sha256
+        )
+    }
+}
+
+/// Bytes with three digits or so: "12 bytes", "4.1 kB", "230 MB".
+fn bytes_in_words(bytes: f64) -> String {
+    let mut value = bytes;
+    for unit in ["bytes", "kB", "MB", "GB"] {
+        if value < 999.5 {
+            return match unit {
+                "bytes" => format!("{value:.0} {unit}"),
+                _ if value < 9.95 => format!("{value:.1} {unit}"),
+                _ => format!("{value:.0} {unit}"),
+            };
+        }
+        value /= 1000.0;
+    }
+    format!("{value:.1} TB")
 }
 
 impl From<&Statistics> for StatisticsReport {
@@ -110,5 +152,54 @@ impl From<&Statistics> for StatisticsReport {
         ]);
         let refused = Refusal::ALL.iter().map(|reason| (reason.name(), statistics.refused(*reason)));
         StatisticsReport { counts, refused_answers: refused.filter(|(_, count)| *count > 0).collect() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_have_sensible_digits() {
+        for (bytes, words) in [
+            (0.0, "0 bytes"),
+            (999.0, "999 bytes"),
+            (999.7, "1.0 kB"),
+            (4_096.0, "4.1 kB"),
+            (9_960.0, "10 kB"),
+            (229_600_000.0, "230 MB"),
+            (1.25e9, "1.2 GB"),
+            (3e12, "3.0 TB"),
+        ] {
+            assert_eq!(bytes_in_words(bytes), words);
+        }
+    }
+
+    #[test]
+    fn the_line_for_people_says_what_took_how_long() {
+        let report = Report {
+            schema_version: SCHEMA_VERSION,
+            job: "train".into(),
+            rank: 1,
+            world: 4,
+            generation: 7,
+            reduction: "mean".into(),
+            tensors: 1,
+            elements: 1000,
+            tensor_bytes: 4000,
+            chunks: 4,
+            bytes_sent: 0,
+            bytes_received: 0,
+            seconds: 0.040_2,
+            throughput_bytes_per_second: 99_500.0,
+            sha256: "ab".into(),
+            all_ranks_complete: true,
+            statistics: StatisticsReport::default(),
+        };
+        assert_eq!(
+            report.in_words(Path::new("out.safetensors")),
+            "job `train`, rank 1 of 4: the mean of 1 tensor (1000 elements, 4.0 kB) took 40 ms (100 kB/s); written to \
+             out.safetensors, sha256 of the values ab"
+        );
     }
 }

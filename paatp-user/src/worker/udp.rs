@@ -18,6 +18,9 @@ const DATAGRAM_BYTES: usize = HEADER_BYTES + WIDE_BLOCKS * LANES_PER_BLOCK * 4;
 /// Most datagrams sent or received in a row before the other direction gets its turn.
 const BATCH: usize = 64;
 
+/// Most batches taken from the socket's queue at the end: more than it holds.
+const MOST_DRAINED: usize = 256;
+
 /// Longest sleep, so that an operation without a deadline cannot make the driver deaf.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
@@ -129,6 +132,7 @@ pub fn drive(
                     driver.worker.leave(now);
                 }
                 Event::Left { complete } => {
+                    driver.drain()?;
                     let result = result.unwrap_or(Err(OperationError::Over));
                     return Ok(Outcome { result, complete, trouble: driver.trouble });
                 }
@@ -167,14 +171,24 @@ impl Driver<'_> {
         Ok(true)
     }
 
-    /// Hands in what has arrived.
-    fn receive(&mut self) -> Result<(), DriveError> {
+    /// Hands in what has arrived, up to a batch. Returns true if there may be more.
+    fn receive(&mut self) -> Result<bool, DriveError> {
         for _ in 0..BATCH {
             match self.socket.receive(&mut self.incoming) {
                 Ok(Some(datagram)) => self.worker.handle_datagram(self.clock.now(), datagram),
                 Ok(None) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(error) => self.note(error)?,
+            }
+        }
+        Ok(true)
+    }
+
+    /// Hands in what arrived before the end, so that it is counted.
+    fn drain(&mut self) -> Result<(), DriveError> {
+        for _ in 0..MOST_DRAINED {
+            if !self.receive()? {
+                break;
             }
         }
         Ok(())

@@ -10,7 +10,10 @@ use paatp_tests::objects::{Budget, budget, object, stack_bytes};
 
 fn main() -> Result<()> {
     let mut over = Vec::new();
-    println!("{:<10} {:<20} {:>10} {:>10} {:>7} {:>7}", "object", "program", "walked", "budget", "stack", "budget");
+    println!(
+        "{:<10} {:<20} {:>10} {:>10} {:>7} {:>7}",
+        "object", "program", "walked", "budget", "stack", "budget"
+    );
     for name in ["paatp.bpf.o", "lab.bpf.o"] {
         let bytes = object(name)?;
         let mut ebpf = EbpfLoader::new().verifier_log_level(VerifierLogLevel::STATS).load(&bytes)?;
@@ -55,5 +58,6 @@ fn walked(ebpf: &mut Ebpf, name: &str) -> Result<u32> {
         }
         other => bail!("a program of an unexpected type: {other:?}"),
     };
-    info.verified_instruction_count().context("this kernel does not tell what its verifier walked (5.16 does)")
+    info.verified_instruction_count()
+        .context("this kernel does not tell what its verifier walked (5.16 does)")
 }
