@@ -18,7 +18,7 @@ use paatp_tests::testrun::{Flavour, Loaded};
 use paatp_tests::{require_bpf, skip};
 
 /// Chunks of one test.
-const CHUNKS: u32 = 2048;
+const CHUNKS: u32 = 1024;
 const WORLD: u8 = 4;
 
 /// The first two CPUs that this process may use.

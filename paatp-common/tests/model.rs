@@ -1,0 +1,466 @@
+//! The aggregation path against a reference model, under random traffic: orders, duplicates, losses, stale and far
+//! sequence numbers, damage, redos, dead ranks and new generations, near the beginning of the sequence and at its wrap.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is the failure report here")]
+
+mod reference;
+mod support;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use paatp_common::counter::{Counters, Event};
+use paatp_common::wire::{Answer, Body, Chunk, ElementType, Header, Kind, Operation, Request, Status};
+use paatp_common::{Refusal, Seq};
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
+use reference::{Packet, Reference};
+use support::node::OwnedNode;
+use support::requests::{TestJob, lanes_of, payload_of};
+
+const LANES: u16 = 64;
+
+/// What happens next.
+#[derive(Clone, Debug)]
+enum Step {
+    /// A rank contributes to a chunk near its progress and asks for one near its acknowledgement.
+    Contribute { rank: u8, ahead: i8, want: u8, attempt: u8, damaged: bool, lost: bool },
+    /// A rank asks for a result.
+    Pull { rank: u8, want: u8, damaged: bool, lost: bool },
+    /// An old request comes again, whatever has happened since.
+    Replay { which: u16 },
+    /// A sequence number from anywhere.
+    Wild { rank: u8, seq: u32 },
+    /// An acknowledgement from anywhere.
+    WildAck { rank: u8, steps: u32 },
+    /// A rank takes another operation for the right one.
+    Disagree { rank: u8, ahead: i8 },
+    /// A rank dies.
+    Shrink { rank: u8 },
+    /// The job begins anew.
+    Restart,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let rare = |percent: u32| prop::bool::weighted(f64::from(percent) / 100.0);
+    let rank = 0..4u8;
+    prop_oneof![
+        60 => (rank.clone(), -3..4i8, 0..3u8, prop_oneof![12 => Just(0u8), 2 => Just(1u8), 1 => Just(2u8)], rare(6), rare(20))
+            .prop_map(|(rank, ahead, want, attempt, damaged, lost)| Step::Contribute { rank, ahead, want, attempt, damaged, lost }),
+        25 => (rank.clone(), 0..3u8, rare(6), rare(20)).prop_map(|(rank, want, damaged, lost)| Step::Pull { rank, want, damaged, lost }),
+        12 => any::<u16>().prop_map(|which| Step::Replay { which }),
+        3 => (rank.clone(), any::<u32>()).prop_map(|(rank, seq)| Step::Wild { rank, seq }),
+        1 => (rank.clone(), prop_oneof![0..20u32, any::<u32>()]).prop_map(|(rank, steps)| Step::WildAck { rank, steps }),
+        2 => (rank.clone(), -1..2i8).prop_map(|(rank, ahead)| Step::Disagree { rank, ahead }),
+        1 => rank.prop_map(|rank| Step::Shrink { rank }),
+        1 => Just(Step::Restart),
+    ]
+}
+
+/// The operation that every rank issues for a chunk.
+fn chunk_of(seq: Seq) -> Chunk {
+    let (operation, lanes) = match seq.0 % 7 {
+        0 | 1 | 4 => (Operation::Sum, LANES),
+        2 => (Operation::Max, LANES),
+        3 => (Operation::Barrier, 0),
+        5 => (Operation::Broadcast, LANES),
+        _ => (Operation::Mean, LANES / 2),
+    };
+    Chunk {
+        root: (operation == Operation::Broadcast) as u8,
+        ..Chunk::new(operation, ElementType::F32, lanes, -3)
+    }
+}
+
+/// One rank, as far as it matters here.
+#[derive(Clone, Debug, Default)]
+struct Worker {
+    ack: u64,
+    progress: u64,
+    attempts: BTreeMap<u64, u8>,
+}
+
+struct World {
+    job: TestJob,
+    node: OwnedNode,
+    model: Reference,
+    workers: Vec<Worker>,
+    history: Vec<Packet>,
+    /// Results that ranks have received, by position: all ranks must see the same.
+    delivered: BTreeMap<u64, (BTreeSet<u8>, Vec<u32>)>,
+    /// Lies were told of acknowledgements: slots may be reused before everybody is served.
+    is_lied_to: bool,
+}
+
+impl World {
+    fn new(world: u8, quorum: u8, slots: u32, start: u32) -> World {
+        let job = TestJob { quorum, ..TestJob::new(world, slots, LANES) };
+        let mut node = OwnedNode::of(&job);
+        node.start_at(&job, Seq(start));
+        let model =
+            Reference::new(job.generation, world, (quorum > 0).then_some(quorum.into()), slots, Seq(start));
+        let workers = vec![Worker::default(); world as usize];
+        World {
+            job,
+            node,
+            model,
+            workers,
+            history: Vec::new(),
+            delivered: BTreeMap::new(),
+            is_lied_to: false,
+        }
+    }
+
+    fn wire(&self, position: u64) -> Seq {
+        self.model.wire(position)
+    }
+
+    fn packet(&self, rank: u8, seq: Seq, want: Seq, pull: bool) -> Packet {
+        let worker = &self.workers[rank as usize];
+        let chunk = chunk_of(if pull { want } else { seq });
+        let has_payload = chunk.lanes > 0
+            && (pull || chunk.operation() != Some(Operation::Broadcast) || rank == chunk.root);
+        let payload = if !has_payload {
+            Vec::new()
+        } else if pull {
+            vec![7; chunk.lanes as usize]
+        } else {
+            lanes_of(self.job.world, rank, seq, chunk.lanes)
+        };
+        Packet {
+            rank,
+            generation: self.job.generation,
+            pull,
+            seq,
+            want,
+            ack: self.wire(worker.ack),
+            progress: self.wire(worker.progress),
+            attempt: 0,
+            chunk,
+            next_exponent: (seq.0 as i8).wrapping_mul(31).wrapping_add(rank as i8),
+            payload,
+            damaged: false,
+        }
+    }
+
+    /// A contribution at the attempt that the rank knows of.
+    fn contribution(&self, rank: u8, position: u64, want: u64) -> Packet {
+        let mut packet = self.packet(rank, self.wire(position), self.wire(want), false);
+        packet.attempt = self.workers[rank as usize].attempts.get(&position).copied().unwrap_or(0);
+        packet
+    }
+
+    /// Sends a packet to both, compares everything, and returns the answer.
+    fn send(&mut self, packet: &Packet) -> Option<(Answer, Vec<u32>)> {
+        let request = Request {
+            kind: if packet.pull { Kind::Pull } else { Kind::Data },
+            ack: packet.ack,
+            progress: packet.progress,
+            generation: packet.generation,
+            attempt: packet.attempt,
+            next_exponent: packet.next_exponent,
+            want: packet.want,
+            bitmap: if packet.pull { 0 } else { 1 << packet.rank },
+            ..self.job.data(packet.rank, packet.seq, packet.chunk)
+        };
+        let mut datagram = self.job.datagram(&request, &packet.payload);
+        if packet.damaged {
+            *datagram.last_mut().unwrap() ^= 0x40;
+        }
+        let expected = self.model.request(packet);
+        self.node.datagram(&mut datagram, self.job.address(packet.rank), false).unwrap();
+        let answer = Answer::decode(Header::of(&datagram).unwrap()).unwrap();
+        let payload = payload_of(&datagram);
+        let reply = match expected {
+            Err(_) => {
+                assert_eq!((answer.status, datagram.len()), (Status::Rejoin, 64));
+                None
+            }
+            Ok(expected) => {
+                self.compare(packet, &expected, &answer, &payload);
+                Some((answer, payload))
+            }
+        };
+        self.compare_slots();
+        reply
+    }
+
+    fn compare(&mut self, packet: &Packet, expected: &reference::Expected, answer: &Answer, payload: &[u32]) {
+        let told = (answer.seq, answer.status, answer.p_min, answer.p_max);
+        let right = (packet.seq, expected.status, self.wire(expected.p_min), self.wire(expected.p_max));
+        assert_eq!(told, right, "{packet:?}");
+        let bits = |ranks: &BTreeSet<u8>| ranks.iter().fold(0u64, |bits, rank| bits | 1 << rank);
+        match (&expected.result, answer.body) {
+            (Some(result), Body::Result { want, bitmap, next_exponent, .. }) => {
+                assert_eq!((want, bitmap), (packet.want, bits(&result.ranks)), "{packet:?}");
+                assert_eq!((payload, next_exponent), (&*result.lanes, result.next_exponent), "{packet:?}");
+                assert_eq!(answer.attempt, result.attempt, "{packet:?}");
+                let position = u64::from(want.since(self.model.start));
+                let outcome = (result.ranks.clone(), result.lanes.clone());
+                let first = self.delivered.entry(position).or_insert_with(|| outcome.clone());
+                assert!(
+                    self.is_lied_to || *first == outcome,
+                    "ranks were given different results of {position}"
+                );
+            }
+            (None, Body::Pending { min_ack, bitmap, redo }) => {
+                assert_eq!((min_ack, payload.len()), (self.wire(expected.min_ack), 0), "{packet:?}");
+                match expected.reason {
+                    Some(reason) => assert_eq!(u32::from(answer.attempt), reason.counter(), "{packet:?}"),
+                    None => {
+                        assert_eq!(bitmap, bits(&expected.ranks), "{packet:?}");
+                        assert_eq!(answer.attempt, expected.attempt, "{packet:?}");
+                    }
+                }
+                if let Some(redo) = redo {
+                    let chunk = self.model.chunk(redo.seq).expect("a chunk that is held");
+                    assert_eq!((chunk.attempt, chunk.complete), (redo.attempt, false), "{redo:?}");
+                }
+                // Whoever touches an open redo hears of it, or of one that is lower.
+                let touched = self.model.chunk(packet.want);
+                let position = packet.want.since(self.wire(expected.min_ack));
+                let is_open = touched.is_some_and(|chunk| !chunk.complete && chunk.attempt > 0);
+                if is_open && u64::from(position) < self.model.ring {
+                    let told = redo.expect("an announcement");
+                    assert!(told.seq.since(self.wire(expected.min_ack)) <= position, "{told:?} {packet:?}");
+                }
+            }
+            (expected, _) => panic!("{packet:?}: expected {expected:?}, answered {answer:?}"),
+        }
+    }
+
+    /// Lanes are the sum of the bits, in every slot that the model knows.
+    fn compare_slots(&self) {
+        for (place, (position, chunk)) in &self.model.held {
+            let slot = &self.node.slots[*place as usize];
+            assert!(slot.holds(self.job.generation, self.wire(*position)));
+            let bits = chunk.contributions.keys().fold(0, |bits, rank| bits | 1u64 << rank);
+            assert_eq!((slot.bits, slot.is_complete()), (bits, chunk.complete));
+            assert_eq!(usize::from(slot.contributors()), chunk.contributions.len());
+            let lanes = chunk.lanes();
+            assert_eq!(slot.has_payload(), !lanes.is_empty());
+            assert_eq!(self.node.lanes_of_slot(*place as usize)[..lanes.len()], lanes);
+        }
+    }
+
+    /// What a rank learns from an answer.
+    fn learn(&mut self, packet: &Packet, reply: Option<(Answer, Vec<u32>)>) -> Option<(u64, u8)> {
+        let (answer, _) = reply?;
+        let start = self.model.start;
+        let worker = &mut self.workers[packet.rank as usize];
+        let position = u64::from(packet.seq.since(start));
+        let is_known = matches!(answer.status, Status::Ok | Status::NotIncluded | Status::Stale);
+        if !packet.pull && is_known && position == worker.progress {
+            worker.progress += 1;
+        }
+        if !packet.pull && answer.status == Status::OldAttempt {
+            worker.attempts.insert(position, answer.attempt);
+        }
+        match answer.body {
+            Body::Result { want, .. } => {
+                if u64::from(want.since(start)) == worker.ack {
+                    worker.ack += 1;
+                    worker.progress = worker.progress.max(worker.ack);
+                }
+                None
+            }
+            Body::Pending { redo, .. } => redo.map(|redo| (u64::from(redo.seq.since(start)), redo.attempt)),
+        }
+    }
+
+    fn exchange(&mut self, packet: &Packet, lost: bool) -> Option<(u64, u8)> {
+        self.history.push(packet.clone());
+        let reply = self.send(packet);
+        if lost { None } else { self.learn(packet, reply) }
+    }
+
+    fn take(&mut self, step: &Step) {
+        let world = self.job.world;
+        match *step {
+            Step::Contribute { rank, ahead, want, attempt, damaged, lost } => {
+                let rank = rank % world;
+                let worker = &self.workers[rank as usize];
+                let position = worker.progress.saturating_add_signed(ahead.into());
+                let mut packet = self.contribution(rank, position, worker.ack + u64::from(want));
+                packet.attempt += attempt;
+                packet.damaged = damaged && !packet.payload.is_empty();
+                self.exchange(&packet, lost);
+            }
+            Step::Pull { rank, want, damaged, lost } => {
+                let rank = rank % world;
+                let want = self.wire(self.workers[rank as usize].ack + u64::from(want));
+                let mut packet = self.packet(rank, want, want, true);
+                packet.damaged = damaged && !packet.payload.is_empty();
+                self.exchange(&packet, lost);
+            }
+            Step::Replay { which } => {
+                if !self.history.is_empty() {
+                    let packet = self.history[which as usize % self.history.len()].clone();
+                    self.send(&packet);
+                }
+            }
+            Step::Wild { rank, seq } => {
+                // Not into the window: who contributes there means it.
+                let seq = Seq(seq);
+                let ring = self.model.ring as u32;
+                if seq.since(self.wire(self.model.min_ack())) >= ring {
+                    let packet = self.packet(rank % world, seq, seq, false);
+                    self.send(&packet);
+                }
+            }
+            Step::WildAck { rank, steps } => {
+                let rank = rank % world;
+                let mut packet = self.packet(rank, self.wire(0), self.wire(0), true);
+                packet.ack = packet.ack.plus(steps);
+                packet.progress = packet.progress.plus(steps / 2);
+                self.is_lied_to |= (1..=self.job.slots).contains(&steps);
+                self.send(&packet);
+            }
+            Step::Disagree { rank, ahead } => {
+                let rank = rank % world;
+                let position = self.workers[rank as usize].progress.saturating_add_signed(ahead.into());
+                let mut packet = self.contribution(rank, position, position);
+                if packet.chunk.operation() == Some(Operation::Broadcast) && rank != packet.chunk.root {
+                    packet.payload = lanes_of(world, rank, packet.seq, LANES);
+                    self.send(&packet);
+                    return;
+                }
+                packet.chunk.exponent += 1;
+                // Only against somebody: the first one is right by definition.
+                if self.model.chunk(packet.seq).is_some_and(|chunk| !chunk.contributions.is_empty()) {
+                    self.send(&packet);
+                }
+            }
+            Step::Shrink { rank } => self.shrink(rank % world),
+            Step::Restart => {
+                self.job.generation += 1;
+                self.node.install(&self.job);
+                self.model.restart(self.job.generation, world);
+                self.workers = vec![Worker::default(); world as usize];
+                self.delivered.clear();
+                self.is_lied_to = false;
+            }
+        }
+    }
+
+    fn shrink(&mut self, rank: u8) {
+        if self.model.expected.len() > 1 && self.model.expected.remove(&rank) {
+            self.node.jobs[0].expected &= !(1 << rank);
+            // The floors are computed anew at the next wish.
+            let survivor = *self.model.expected.first().unwrap();
+            let want = self.wire(self.workers[survivor as usize].ack);
+            let packet = self.packet(survivor, want, want, true);
+            self.send(&packet);
+        }
+    }
+
+    /// From here on nothing is lost: whoever is left gets every result, unless a redo has become impossible.
+    fn drain(&mut self) {
+        let ranks: Vec<u8> = self.model.expected.iter().copied().collect();
+        let target = ranks.iter().map(|rank| self.workers[*rank as usize].progress).max().unwrap();
+        for _ in 0..12 * (target + 2) {
+            if ranks.iter().all(|rank| self.workers[*rank as usize].ack >= target) {
+                return;
+            }
+            for rank in &ranks {
+                let ack = self.workers[*rank as usize].ack;
+                let want = self.wire(ack);
+                let pull = self.packet(*rank, want, want, true);
+                let redo = self.exchange(&pull, false);
+                if let Some((position, attempt)) = redo {
+                    self.workers[*rank as usize].attempts.insert(position, attempt);
+                    let packet = self.contribution(*rank, position, position);
+                    self.exchange(&packet, false);
+                }
+                for position in ack..target.min(ack + self.model.ring) {
+                    let packet = self.contribution(*rank, position, position);
+                    self.exchange(&packet, false);
+                }
+            }
+        }
+        let refused = |refusal| self.node.counters.refused(refusal);
+        // A rank that dies while a redo waits for it ends the job too; that is for the workers' deadlines to find.
+        let lacks_the_dead = self.model.held.values().any(|(_, chunk)| {
+            !chunk.complete && chunk.frozen.as_ref().is_some_and(|f| !f.is_subset(&self.model.expected))
+        });
+        let is_given_up =
+            lacks_the_dead || refused(Refusal::DeadRankInRedo) + refused(Refusal::TooManyAttempts) > 0;
+        assert!(is_given_up, "no end: {:?}", self.workers);
+    }
+}
+
+/// Refusals that an admitted contribution may meet here.
+const FATES: [Refusal; 9] = [
+    Refusal::Ahead,
+    Refusal::Behind,
+    Refusal::OldAttempt,
+    Refusal::FarAttempt,
+    Refusal::TooManyAttempts,
+    Refusal::DeadRankInRedo,
+    Refusal::Mismatch,
+    Refusal::NotRoot,
+    Refusal::BadTag,
+];
+
+/// Every request is counted once among what can become of one; damaged payloads of requests that were not taken anyway
+/// are counted as damaged besides.
+fn assert_counters_add_up(counters: &Counters, damaged_besides: u64) {
+    let fates = [Event::Pulls, Event::Contributions, Event::Duplicates, Event::Late];
+    let sum: u64 = fates.iter().map(|e| counters.noted(*e)).sum::<u64>()
+        + FATES.iter().map(|r| counters.refused(*r)).sum::<u64>();
+    assert_eq!(sum, counters.noted(Event::Requests) + damaged_besides);
+}
+
+fn play(world: u8, quorum: u8, slots: u32, start: u32, steps: &[Step]) -> Counters {
+    let mut played = World::new(world, quorum, slots, start);
+    for step in steps {
+        played.take(step);
+    }
+    if !played.is_lied_to {
+        played.drain();
+    }
+    let counters = played.node.counters;
+    assert_eq!(counters, played.model.counters);
+    let damaged_besides = counters.refused(Refusal::BadTag) - played.model.damaged_instead;
+    assert_counters_add_up(&counters, damaged_besides);
+    counters
+}
+
+/// Ranks, quorum, slots, start and steps.
+fn scene() -> impl Strategy<Value = (u8, u8, u32, u32, Vec<Step>)> {
+    let start = prop_oneof![
+        Just(0u32),
+        Just(u32::MAX),
+        (0..40u32).prop_map(|back| 0u32.wrapping_sub(back)),
+        any::<u32>()
+    ];
+    let slots = prop_oneof![Just(1u32), Just(2), Just(4), Just(8)];
+    (1..=4u8, 0..=3u8, slots, start, prop::collection::vec(step(), 1..150))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn agrees_with_the_reference((world, quorum, slots, start, steps) in scene()) {
+        play(world, quorum.min(world), slots, start, &steps);
+    }
+}
+
+/// The traffic above is no proof of anything that it does not reach.
+#[test]
+fn the_traffic_reaches_every_fate() {
+    let mut runner = TestRunner::deterministic();
+    let mut total = Counters::default();
+    for _ in 0..500 {
+        let (world, quorum, slots, start, steps) = scene().new_tree(&mut runner).unwrap().current();
+        total.absorb(&play(world, quorum.min(world), slots, start, &steps));
+    }
+    let unused = [Event::Passed, Event::EcnMarks, Event::NonFinite];
+    for event in Event::ALL.iter().filter(|event| !unused.contains(event)) {
+        assert!(total.noted(*event) > 0, "{}", event.name());
+    }
+    for refusal in FATES {
+        assert!(total.refused(refusal) > 0, "{}", refusal.name());
+    }
+}
