@@ -11,7 +11,7 @@ use network_types::udp::UdpHdr;
 use crate::aggregate::Arrival;
 use crate::counter::Refusal;
 use crate::job::{Address, Node, mapped};
-use crate::limits::{BLOCK_BYTES, MAX_LOCAL_ADDRESSES};
+use crate::limits::BLOCK_BYTES;
 use crate::mind::advance;
 use crate::wire::{HEADER_BYTES, Header};
 
@@ -322,10 +322,11 @@ fn parse_udp(frame: &Frame<'_>, layout: Layout, length: Option<u32>, node: &Node
 #[inline(always)]
 fn is_local(node: &Node, destination: &Address) -> bool {
     let mut found = false;
-    for i in 0..MAX_LOCAL_ADDRESSES {
-        found |= node.local[i] == *destination;
+    for local in &node.local {
+        found |= *local == *destination;
     }
-    found
+    // Unused entries are all zero, and the unspecified address is nobody's.
+    found && *destination != [0; 16]
 }
 
 /// Turns a request's frame into its answer's: addresses and ports exchanged, lengths and checksums for `payload`

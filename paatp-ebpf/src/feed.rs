@@ -98,6 +98,17 @@ pub fn next(ctx: &XdpContext) -> Option<()> {
     Some(())
 }
 
+/// Bytes that a live frame is longer than what is sent of it.
+pub const LIVE_SPARE: i32 = 4;
+
+/// Cuts the spare bytes off a live frame. The kernel gives the same pages to later frames, and notices only by a cut
+/// here that it has to set their length anew, which an answer may have changed meanwhile.
+#[inline(always)]
+pub fn trim(ctx: &XdpContext) -> Option<()> {
+    // SAFETY: a helper on our own context; packet pointers are not used afterwards.
+    (unsafe { bpf_xdp_adjust_tail(ctx.ctx, -LIVE_SPARE) } == 0).then_some(())
+}
+
 /// Cuts the frame as an answer without a result is cut.
 #[inline(always)]
 pub fn cut(ctx: &XdpContext) -> Option<()> {

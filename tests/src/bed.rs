@@ -16,6 +16,8 @@ use paatp_common::tag::rank_key;
 use paatp_common::wire::{Chunk, ElementType, Header, Kind, Operation, Request, flags};
 
 const OUTER_BYTES: usize = 42;
+/// Bytes of a live frame that `feed_out` cuts off (`paatp-ebpf/src/feed.rs` says why).
+const LIVE_SPARE: usize = 4;
 const GENERATION: u32 = 0x5EED;
 const PORT: u16 = 20_545;
 const SOURCE: [u8; 4] = [10, 0, 0, 1];
@@ -145,7 +147,8 @@ impl Bed {
     /// # Errors
     /// What the kernel refused.
     pub fn run_live(&mut self, name: &str, ifindex: u32, frames: u32, batch: u32) -> Result<()> {
-        let frame = self.frame.clone();
+        let mut frame = self.frame.clone();
+        frame.extend([0; LIVE_SPARE]);
         // struct xdp_md: data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex.
         let context: [u32; 6] = [0, u32::try_from(frame.len())?, 0, ifindex, 0, 0];
         let options = TestRunOptions {

@@ -54,7 +54,7 @@ pub fn echo(ctx: XdpContext) -> u32 {
 /// Makes the frame the next contribution and sends it out of its interface: for live frames.
 #[xdp]
 pub fn feed_out(ctx: XdpContext) -> u32 {
-    match feed::next(&ctx) {
+    match feed::next(&ctx).and_then(|()| feed::trim(&ctx)) {
         Some(()) => XDP_TX,
         None => XDP_DROP,
     }
