@@ -173,7 +173,7 @@ struct Received {
     bits: u64,
 }
 
-/// Handles one request whose frame was parsed: `header` becomes the answer's.
+/// Handles one request whose frame was parsed: its header becomes the answer's.
 #[inline(always)]
 pub fn handle<M: Machine>(machine: &mut M, arrival: Arrival) -> Outcome {
     let outcome = match admit(machine, arrival) {

@@ -25,7 +25,7 @@ pub struct Node {
     pub port_base: u16,
     /// Number of ports.
     pub port_count: u16,
-    /// Zero.
+    /// Must stay zero: the kernel makes its verifier forget numbers with it ([`crate::aggregate::Machine::forget`]).
     pub reserved: u32,
 }
 

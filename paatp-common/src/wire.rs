@@ -169,7 +169,7 @@ pub enum ElementType {
     I32 = 3,
 }
 
-/// What all ranks must agree on for one chunk; bound into the salt, and refused where it differs.
+/// What all ranks must agree on for one chunk: refused where it differs, and bound into the salt, all but the root.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Chunk {
     /// [`Operation`] in the upper, [`ElementType`] in the lower four bits.

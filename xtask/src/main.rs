@@ -64,7 +64,7 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
-    /// Check the whole system end to end on this machine (arguments go to the `verify` program)
+    /// Load every eBPF program and hold what the verifier walks, and the stack, against budgets
     #[command(disable_help_flag = true)]
     Verify {
         /// Arguments for `verify`
