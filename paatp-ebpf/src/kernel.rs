@@ -128,12 +128,7 @@ impl<const BLOCKS: usize, const SLOW: bool> Kernel<'_, BLOCKS, SLOW> {
     /// Walks `blocks` blocks of payload and slot, by constant steps: without CAP_PERFMON the verifier takes no packet
     /// pointer plus a variable.
     #[inline(always)]
-    fn each(
-        &mut self,
-        slot: *mut SlotMemory<BLOCKS>,
-        blocks: u32,
-        mut pass: impl FnMut(&mut SlotBlock, &mut WireBlock),
-    ) -> Option<()> {
+    fn each(&mut self, slot: *mut SlotMemory<BLOCKS>, blocks: u32, pass: &mut impl Pass) -> Option<()> {
         let (mut payload, end) = self.payload();
         let mut before = slot.cast::<u8>();
         let mut i = 0;
@@ -147,7 +142,7 @@ impl<const BLOCKS: usize, const SLOW: bool> Kernel<'_, BLOCKS, SLOW> {
             }
             // SAFETY: in bounds by the comparison, and of the slot (an element of the table, see Machine::slot) by the
             // loop's bound. Lanes are changed under the lock only.
-            unsafe { pass(&mut *block_after(before), &mut *payload.cast()) };
+            unsafe { pass.block(&mut *block_after(before), &mut *payload.cast()) };
             (payload, before) = (step(payload), step(before));
             // Opaque, or LLVM would unroll the loop, and call the block's pass instead of inlining it.
             i = opaque(i + 1);
@@ -203,6 +198,46 @@ fn step(pointer: *mut u8) -> *mut u8 {
     }
     #[cfg(not(target_arch = "bpf"))]
     pointer.wrapping_add(BLOCK_BYTES)
+}
+
+/// What a common pass does with each block. A trait and not a closure, whose calls LLVM may leave as calls: one a block
+/// costs as much as the addition.
+trait Pass {
+    fn block(&mut self, lanes: &mut SlotBlock, payload: &mut WireBlock);
+}
+
+struct Store(Tag);
+
+impl Pass for Store {
+    #[inline(always)]
+    fn block(&mut self, lanes: &mut SlotBlock, payload: &mut WireBlock) {
+        lanes::store(lanes, payload, &mut self.0);
+    }
+}
+
+struct Add<const SLOW: bool> {
+    tag: Tag,
+    overflow: bool,
+}
+
+impl<const SLOW: bool> Pass for Add<SLOW> {
+    #[inline(always)]
+    fn block(&mut self, lanes: &mut SlotBlock, payload: &mut WireBlock) {
+        if SLOW {
+            lanes::add_naively(lanes, pinned(payload), &mut self.tag, &mut self.overflow);
+        } else {
+            lanes::add(lanes, payload, &mut self.tag);
+        }
+    }
+}
+
+struct Emit;
+
+impl Pass for Emit {
+    #[inline(always)]
+    fn block(&mut self, lanes: &mut SlotBlock, payload: &mut WireBlock) {
+        lanes::emit(payload, lanes);
+    }
 }
 
 /// What `bpf_loop` calls: with the number of the turn and a context; non-zero ends the loop.
@@ -373,26 +408,16 @@ impl<const BLOCKS: usize, const SLOW: bool> Machine for Kernel<'_, BLOCKS, SLOW>
 
     #[inline(always)]
     fn store(&mut self, slot: Self::SlotRef, blocks: u32) -> Option<u64> {
-        let mut tag = Tag::default();
-        self.each(slot, blocks, |lanes, payload| lanes::store(lanes, payload, &mut tag))?;
-        Some(tag.value())
+        let mut pass = Store(blank_tag());
+        self.each(slot, blocks, &mut pass)?;
+        Some(pass.0.value())
     }
 
     #[inline(always)]
     fn add(&mut self, slot: Self::SlotRef, blocks: u32) -> Option<u64> {
-        let mut tag = Tag::default();
-        let mut overflow = false;
-        self.each(slot, blocks, |lanes, payload| {
-            if SLOW {
-                lanes::add_naively(lanes, pinned(payload), &mut tag, &mut overflow);
-            } else {
-                lanes::add(lanes, payload, &mut tag);
-            }
-        })?;
-        if overflow {
-            return None;
-        }
-        Some(tag.value())
+        let mut pass = Add::<SLOW> { tag: blank_tag(), overflow: false };
+        self.each(slot, blocks, &mut pass)?;
+        if pass.overflow { None } else { Some(pass.tag.value()) }
     }
 
     #[inline(always)]
@@ -412,6 +437,6 @@ impl<const BLOCKS: usize, const SLOW: bool> Machine for Kernel<'_, BLOCKS, SLOW>
 
     #[inline(always)]
     fn emit(&mut self, slot: Self::SlotRef, blocks: u32) -> Option<()> {
-        self.each(slot, blocks, |lanes, payload| lanes::emit(payload, lanes))
+        self.each(slot, blocks, &mut Emit)
     }
 }
