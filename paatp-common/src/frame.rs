@@ -334,8 +334,9 @@ fn is_local(node: &Node, destination: &Address) -> bool {
 /// header check and tag cover the contents. IPv6 receivers must allow zero (RFC 6935).
 #[inline(always)]
 pub fn turn_round(frame: &mut Frame<'_>, layout: Layout, payload: u32) -> Option<()> {
-    let macs: &mut [[u8; 6]; 2] = frame.at_mut(0)?;
-    macs.swap(0, 1);
+    let macs: &mut [[u8; 2]; 6] = frame.at_mut(0)?;
+    let [a, b, c, d, e, f] = *macs;
+    *macs = [d, e, f, a, b, c];
     let datagram = (UdpHdr::LEN + HEADER_BYTES) as u16 + payload as u16;
     let mut ip = frame.past_ethernet();
     if layout.tags > 0 {

@@ -2,7 +2,6 @@
 
 use core::ffi::c_void;
 
-use aya_ebpf::bindings::xdp_action::XDP_DROP;
 use aya_ebpf::helpers::generated::bpf_loop;
 use aya_ebpf::maps::Array;
 use aya_ebpf::programs::XdpContext;
@@ -75,10 +74,10 @@ fn give_up() -> ! {
     #[cfg(target_arch = "bpf")]
     // SAFETY: ends the program with a verdict. Only inlined into programs, never into callbacks.
     unsafe {
-        core::arch::asm!("r0 = {0}", "exit", const XDP_DROP, options(noreturn))
+        core::arch::asm!("r0 = {0}", "exit", const aya_ebpf::bindings::xdp_action::XDP_DROP, options(noreturn))
     }
     #[cfg(not(target_arch = "bpf"))]
-    loop {}
+    unreachable!("on the host the crate is only linted")
 }
 
 /// One element of a slot table.
@@ -89,6 +88,10 @@ pub struct SlotMemory<const BLOCKS: usize> {
     /// Its lanes.
     pub lanes: [SlotBlock; BLOCKS],
 }
+
+/// An element of a slot table. Made from the table only, so it points to one.
+#[derive(Clone, Copy)]
+pub struct Place<const BLOCKS: usize>(*mut SlotMemory<BLOCKS>);
 
 /// A table of slots for payloads of up to `BLOCKS` blocks.
 pub type SlotTable<const BLOCKS: usize> = Array<SlotMemory<BLOCKS>>;
@@ -312,7 +315,7 @@ unsafe extern "C" fn maximum_block(_turn: u64, walk: *mut c_void) -> i64 {
 }
 
 impl<const BLOCKS: usize, const SLOW: bool> Machine for Kernel<'_, BLOCKS, SLOW> {
-    type SlotRef = *mut SlotMemory<BLOCKS>;
+    type SlotRef = Place<BLOCKS>;
 
     #[inline(always)]
     fn header(&mut self) -> &mut Header {
@@ -360,20 +363,20 @@ impl<const BLOCKS: usize, const SLOW: bool> Machine for Kernel<'_, BLOCKS, SLOW>
 
     #[inline(always)]
     fn slot(&self, index: u32) -> Option<Self::SlotRef> {
-        self.slots.get_ptr_mut(index)
+        self.slots.get_ptr_mut(index).map(Place)
     }
 
     #[inline(always)]
     fn state(&mut self, slot: Self::SlotRef) -> &mut Slot {
         // SAFETY: points to an element of the slot table. Other CPUs change it under its lock; what is read without
         // the lock is checked again afterwards (aggregate::look_up, hand_out).
-        unsafe { &mut (*slot).state }
+        unsafe { &mut (*slot.0).state }
     }
 
     #[inline(always)]
     fn lock(&mut self, slot: Self::SlotRef) -> bool {
         // SAFETY: the word is only changed here, in `spin` and in `unlock`.
-        let word = unsafe { &raw mut (*slot).state.lock };
+        let word = unsafe { &raw mut (*slot.0).state.lock };
         // SAFETY: as above.
         if unsafe { atomic::compare_exchange(word, 0, 1) } == 0 {
             return true;
@@ -388,7 +391,7 @@ impl<const BLOCKS: usize, const SLOW: bool> Machine for Kernel<'_, BLOCKS, SLOW>
     #[inline(always)]
     fn unlock(&mut self, slot: Self::SlotRef) {
         // SAFETY: this CPU holds the lock.
-        unsafe { atomic::release(&raw mut (*slot).state.lock) };
+        unsafe { atomic::release(&raw mut (*slot.0).state.lock) };
     }
 
     #[inline(always)]
@@ -409,25 +412,25 @@ impl<const BLOCKS: usize, const SLOW: bool> Machine for Kernel<'_, BLOCKS, SLOW>
     #[inline(always)]
     fn store(&mut self, slot: Self::SlotRef, blocks: u32) -> Option<u64> {
         let mut pass = Store(blank_tag());
-        self.each(slot, blocks, &mut pass)?;
+        self.each(slot.0, blocks, &mut pass)?;
         Some(pass.0.value())
     }
 
     #[inline(always)]
     fn add(&mut self, slot: Self::SlotRef, blocks: u32) -> Option<u64> {
         let mut pass = Add::<SLOW> { tag: blank_tag(), overflow: false };
-        self.each(slot, blocks, &mut pass)?;
+        self.each(slot.0, blocks, &mut pass)?;
         if pass.overflow { None } else { Some(pass.tag.value()) }
     }
 
     #[inline(always)]
     fn subtract(&mut self, slot: Self::SlotRef, blocks: u32) {
-        self.walk(slot, blocks, subtract_block);
+        self.walk(slot.0, blocks, subtract_block);
     }
 
     #[inline(always)]
     fn maximum(&mut self, slot: Self::SlotRef, blocks: u32) -> Option<(u64, u64)> {
-        self.walk(slot, blocks, maximum_block)
+        self.walk(slot.0, blocks, maximum_block)
     }
 
     #[inline(always)]
@@ -437,6 +440,6 @@ impl<const BLOCKS: usize, const SLOW: bool> Machine for Kernel<'_, BLOCKS, SLOW>
 
     #[inline(always)]
     fn emit(&mut self, slot: Self::SlotRef, blocks: u32) -> Option<()> {
-        self.each(slot, blocks, &mut Emit)
+        self.each(slot.0, blocks, &mut Emit)
     }
 }
