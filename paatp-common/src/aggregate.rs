@@ -7,6 +7,7 @@
 use crate::counter::{Event, Refusal};
 use crate::job::{Address, JobEntry, RankEntry};
 use crate::limits::{LANES_PER_BLOCK, MAX_JOBS, MAX_RANKS};
+use crate::mind::barrier;
 use crate::progress::{Members, Progress};
 use crate::seq::Seq;
 use crate::slot::{self, Begin, Contribution, Decision, Lanes, Rules, Slot};
@@ -288,8 +289,10 @@ fn payload_is_sound<M: Machine>(machine: &mut M, salt: u64) -> bool {
 fn record<M: Machine>(machine: &mut M, who: &Admitted, is_pull: bool) -> Option<Seq> {
     let header = machine.header();
     let (seq, ack, contributed) = (header.seq(), Seq(header.raw_ack()), Seq(header.raw_progress()));
+    let generation = header.generation();
     let (job, progress) = (machine.job(who.number)?, machine.progress(who.number)?);
-    let (members, slots) = (members(job), job.slots);
+    // In the request's generation, which may not be the job's any more: its numbers are of no other (F11).
+    let (members, slots) = (Members { generation, ..members(job) }, job.slots);
     let moved = progress.record(members.generation, who.rank as usize, ack, contributed, slots);
     let ahead = seq.since(progress.acks.floor(members.generation)) >= slots;
     if moved | is_pull | ahead {
@@ -336,7 +339,7 @@ fn receive<M: Machine>(
     let state = machine.state(slot);
     // What was refused may have found another chunk's slot, whose state says nothing of this one.
     let is_own = state.holds(generation, seq);
-    let completed = is_own && state.settle(rules);
+    let completed = is_own && rules.generation == generation && state.settle(rules);
     let (attempt, bits) = if is_own { (state.attempt, state.bits) } else { (0, 0) };
     let complete = state.is_complete();
     machine.unlock(slot);
@@ -627,6 +630,9 @@ fn hand_out<M: Machine>(
     let state = machine.state(slot);
     let (bits, tag, chunk, next) = (state.bits, state.tag, state.chunk(), state.next_exponent());
     let (contributors, epoch, culprit) = (state.contributors(), state.epoch, state.non_finite());
+    // What was read above stands only if the slot is still the same, read again below.
+    barrier();
+    let state = machine.state(slot);
     if !state.holds(generation, want) || !state.is_complete() || state.attempt != attempt {
         return None;
     }

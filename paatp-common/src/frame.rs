@@ -170,7 +170,7 @@ impl Layout {
 pub const PLAIN_HEADER: usize = ETHERNET_BYTES + IPV4_BYTES + UdpHdr::LEN;
 
 /// Most blocks in a frame that one page holds: 31 × 128 bytes. Five bits, see [`Frame::ends_after`].
-const MOST_BLOCKS: u32 = 31;
+pub const MOST_BLOCKS: u32 = 31;
 
 /// What a frame is.
 #[derive(Clone, Copy, Debug)]

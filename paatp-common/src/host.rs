@@ -1,4 +1,4 @@
-//! An aggregator in ordinary memory: the same [`aggregate::handle`](crate::aggregate::handle) over slices, for tests,
+//! An aggregator in ordinary memory: the same [`aggregate::handle`] over slices, for tests,
 //! simulator and fuzzers.
 
 use crate::aggregate::{self, Arrival, Machine, Outcome};

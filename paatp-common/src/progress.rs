@@ -5,7 +5,7 @@
 //! F11), and a new generation starts at zero without anybody clearing the table. Lost updates only make a value too
 //! low, which is safe: a request repeats its numbers.
 
-use crate::limits::MAX_RANKS;
+use crate::limits::{MAX_RANKS, MAX_RING_SLOTS};
 use crate::mind::{negative, pick};
 use crate::seq::Seq;
 use crate::wire::Redo;
@@ -136,7 +136,8 @@ impl Track {
     #[inline(always)]
     pub fn record(&self, generation: u32, rank: usize, value: Seq, reach: u32) -> bool {
         let word = pick(&self.ranks, rank);
-        let known = Seq(word.get(generation));
+        // Not below the floor: another CPU may have written an old number over a newer one.
+        let known = later(Seq(word.get(generation)), self.floor(generation));
         let steps = value.since(known);
         if steps == 0 || steps > reach {
             return false;
@@ -161,6 +162,13 @@ impl Track {
             self.floor.set(generation, floor.plus(least.steps as u32).0);
         }
     }
+}
+
+/// The later of two numbers, without a branch, see [`negative`].
+#[inline(always)]
+fn later(a: Seq, b: Seq) -> Seq {
+    let ahead = i64::from(a.since(b) as i32);
+    b.plus((ahead as u64 & !negative(ahead)) as u32)
 }
 
 /// The rank nearest to a floor.
@@ -291,7 +299,7 @@ impl Progress {
     pub fn redo(&self, generation: u32) -> Option<Redo> {
         let redo =
             Redo { seq: Seq(self.redo.get(generation)), attempt: self.redo_attempt.get(generation) as u8 };
-        let open = redo.attempt != 0 && !redo.seq.is_before(self.acks.floor(generation));
+        let open = redo.attempt != 0 && redo.seq.since(self.acks.floor(generation)) < MAX_RING_SLOTS;
         open.then_some(redo)
     }
 
@@ -408,6 +416,20 @@ mod tests {
         assert_eq!(progress.redo(GENERATION), None);
         progress.announce(GENERATION, Redo { seq: Seq(9), attempt: 2 });
         assert_eq!(progress.redo(GENERATION), Some(Redo { seq: Seq(9), attempt: 2 }));
+    }
+
+    /// A number that was lost by more than the ring's length does not stop its rank for ever.
+    #[test]
+    fn a_lost_update_heals() {
+        let (progress, members) =
+            (Progress::default(), Members { generation: GENERATION, expected: 0b11, world: 2 });
+        for ack in [8, 16, 24] {
+            record(&progress, members, 0, ack);
+            record(&progress, members, 1, ack);
+        }
+        progress.acks.ranks[0].set(GENERATION, 5);
+        record(&progress, members, 0, 30);
+        assert_eq!(record(&progress, members, 1, 32), Seq(30));
     }
 
     #[test]

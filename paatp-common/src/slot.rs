@@ -9,6 +9,7 @@ use bytemuck::{Pod, Zeroable};
 use crate::counter::Refusal;
 use crate::job::QUORUM_ALL;
 use crate::limits::MAX_ATTEMPTS;
+use crate::mind::barrier;
 use crate::seq::Seq;
 use crate::wire::{Chunk, Operation};
 
@@ -159,6 +160,11 @@ pub fn decide(slot: &Slot, rules: Rules, c: &Contribution) -> Decision {
     if c.has_payload && operation == Operation::Broadcast && c.rank != c.chunk.root {
         return Decision::Refuse(Refusal::NotRoot);
     }
+    // The window was tested before the lock. Meanwhile every rank may have let go of this chunk, and a newer one have
+    // taken the slot: an old duplicate must not take it back.
+    if slot.generation == c.generation && c.seq.is_before(slot.seq) {
+        return Decision::Refuse(Refusal::Behind);
+    }
     let same = slot.holds(c.generation, c.seq);
     let attempt = if same { slot.attempt } else { 0 };
     if c.attempt < attempt {
@@ -278,6 +284,9 @@ impl Slot {
     /// attempt at its own.
     #[inline(always)]
     pub fn begin(&mut self, is_another: bool, rules: Rules, c: &Contribution) {
+        // First: whoever reads without the lock must not find the new name on a result.
+        self.state = 0;
+        barrier();
         if is_another {
             self.frozen = 0;
             self.generation = c.generation;
@@ -291,7 +300,6 @@ impl Slot {
         self.attempt = c.attempt;
         self.bits = 0;
         self.contributors = 0;
-        self.state = 0;
     }
 
     /// The contribution is in: `tag` is what it adds to the slot's tag.
@@ -351,5 +359,56 @@ impl Slot {
         self.state |= state::COMPLETE;
         self.frozen = self.bits;
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::ElementType;
+
+    const RULES: Rules = Rules { generation: 7, expected: 0b11, quorum: QUORUM_ALL, epoch: 0 };
+
+    fn contribution(seq: u32, bits: u64) -> Contribution {
+        Contribution {
+            generation: RULES.generation,
+            seq: Seq(seq),
+            bits,
+            attempt: 0,
+            chunk: Chunk::new(Operation::Sum, ElementType::F32, 32, 0),
+            next_exponent: 0,
+            has_payload: true,
+            rank: 0,
+            non_finite: false,
+        }
+    }
+
+    /// The window is tested before the lock: an old duplicate that passed it and then waited finds its slot with a newer
+    /// chunk, near the wrap as elsewhere.
+    #[test]
+    fn an_old_duplicate_does_not_take_a_newer_chunks_slot() {
+        for newer in [9, 3] {
+            let mut slot = Slot::default();
+            let taken = contribution(newer, 0b01);
+            slot.begin(true, RULES, &taken);
+            slot.commit(&taken, 0);
+            let old = contribution(Seq(newer).minus(8).0, 0b10);
+            assert_eq!(decide(&slot, RULES, &old), Decision::Refuse(Refusal::Behind));
+            let next = contribution(newer + 8, 0b10);
+            let begin = Decision::Contribute { begin: Begin::Chunk, lanes: Lanes::Store };
+            assert_eq!(decide(&slot, RULES, &next), begin);
+        }
+    }
+
+    /// What reads without the lock finds a slot incomplete before it finds it renamed.
+    #[test]
+    fn a_slot_that_begins_anew_is_not_complete() {
+        let mut slot = Slot::default();
+        let only = contribution(1, 0b11);
+        slot.begin(true, RULES, &only);
+        slot.commit(&only, 0);
+        assert!(slot.settle(RULES) && slot.is_complete());
+        slot.begin(true, RULES, &contribution(9, 0b01));
+        assert!(!slot.is_complete() && !slot.is_due(RULES));
     }
 }
