@@ -132,13 +132,6 @@ impl<'a> Frame<'a> {
         step_if!(0 1 2 3 4);
         blocks <= MOST_BLOCKS && end <= self.end && end.wrapping_add(1) > self.end
     }
-
-    /// Our header at `offset`, and where its payload begins.
-    #[inline(always)]
-    pub fn split(self, offset: usize) -> Option<(&'a mut Header, *mut u8)> {
-        let rest = self.start.wrapping_add(offset + HEADER_BYTES);
-        self.into_mut(offset).map(|header| (header, rest))
-    }
 }
 
 /// Where the parts of one of our frames are.

@@ -7,7 +7,7 @@
 //! The kernel runs these functions too: they are straight-line code over constant bounds, with a compiler barrier after
 //! each word, because LLVM otherwise hoists the loads and spills past BPF's stack.
 
-use crate::limits::{LANES_PER_BLOCK, WORDS_PER_BLOCK};
+use crate::limits::WORDS_PER_BLOCK;
 use crate::mind::{barrier, opaque};
 use crate::tag::Tag;
 
@@ -106,17 +106,6 @@ pub fn add_naively(slot: &mut SlotBlock, payload: &WireBlock, tag: &mut Tag, ove
     }
 }
 
-/// Whole blocks that `lanes` lanes fill; `None` unless they are whole and at least one.
-#[inline(always)]
-#[must_use]
-pub const fn blocks_of(lanes: u16) -> Option<u32> {
-    if lanes == 0 || !(lanes as usize).is_multiple_of(LANES_PER_BLOCK) {
-        None
-    } else {
-        Some(lanes as u32 / LANES_PER_BLOCK as u32)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -164,10 +153,5 @@ mod tests {
             verify(&out, &mut read);
             prop_assert_eq!((out, stored), (wire(&b), read));
         }
-    }
-
-    #[test]
-    fn blocks_are_whole() {
-        assert_eq!([0, 31, 32, 33, 352].map(blocks_of), [None, None, Some(1), None, Some(11)]);
     }
 }

@@ -3,7 +3,8 @@
 //! Written by the data plane from several CPUs without a lock. Every word carries the generation it belongs to, so a
 //! packet of an old generation that was under way while the generation changed cannot move anything (protocol-rules
 //! F11), and a new generation starts at zero without anybody clearing the table. Lost updates only make a value too
-//! low, which is safe: a request repeats its numbers.
+//! low. That holds slots back until a request repeats its numbers; and it lets an old duplicate through the window, which
+//! the slot refuses under its lock ([`crate::slot::decide`]).
 
 use crate::limits::{MAX_RANKS, MAX_RING_SLOTS};
 use crate::mind::{negative, pick};
