@@ -32,7 +32,33 @@ pub fn opaque(value: u64) -> u64 {
 #[inline(always)]
 #[must_use]
 pub fn negative(value: i64) -> u64 {
-    opaque((value >> 63) as u64)
+    #[cfg(target_arch = "bpf")]
+    {
+        let mut value = value;
+        // SAFETY: arithmetic on a register.
+        unsafe { core::arch::asm!("{0} s>>= 63", inout(reg) value, options(pure, nomem, nostack, preserves_flags)) };
+        value as u64
+    }
+    #[cfg(not(target_arch = "bpf"))]
+    ((value >> 63) as u64)
+}
+
+/// The same value, if `zero` is zero, which neither the compiler nor the verifier know: one forgets what it knew of it.
+#[inline(always)]
+#[must_use]
+pub fn blurred(value: u64, zero: u64) -> u64 {
+    #[cfg(target_arch = "bpf")]
+    let value = {
+        let mut value = value;
+        // SAFETY: arithmetic on registers.
+        unsafe {
+            core::arch::asm!("{0} ^= {1}", inout(reg) value, in(reg) zero, options(nomem, nostack, preserves_flags))
+        };
+        value
+    };
+    #[cfg(not(target_arch = "bpf"))]
+    let value = value ^ zero;
+    value
 }
 
 /// A pointer moved by a constant. In assembly for BPF: where two ways meet, LLVM would rather add a variable to one

@@ -68,11 +68,10 @@ impl Word {
     /// The number; zero if the word belongs to another generation.
     #[inline(always)]
     pub fn get(&self, generation: u32) -> u32 {
-        let word = self.0.load();
-        // Zero if the generations are the same, without a branch, see `negative`.
-        let differs =
-            negative((generation as i64 - (word >> 32) as i64) | ((word >> 32) as i64 - generation as i64));
-        word as u32 & !differs as u32
+        let word = self.0.load() ^ (generation as u64) << 32;
+        // The upper half is zero if the generations are the same. Without a branch, see `negative`.
+        let is_same = negative(((word >> 32) as i64).wrapping_sub(1));
+        (word & is_same) as u32
     }
 
     /// Replaces word and generation.

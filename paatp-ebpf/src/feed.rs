@@ -13,6 +13,7 @@ use paatp_common::limits::MAX_RANKS;
 use paatp_common::seq::Seq;
 use paatp_common::tag;
 use paatp_common::wire::Header;
+use paatp_ebpf::atomic;
 
 /// Ethernet, IPv4, UDP.
 pub const OUTER_BYTES: usize = 42;
@@ -68,10 +69,7 @@ pub fn count(what: u32) {
 pub fn next(ctx: &XdpContext) -> Option<()> {
     let (feed, fed) = (FEED.get(0)?, FED.get_ptr_mut(0)?);
     // SAFETY: per-CPU memory.
-    let number = unsafe {
-        *fed = (*fed).wrapping_add(1);
-        *fed - 1
-    };
+    let number = unsafe { *fed };
     if frame_of(ctx).at::<[u8; 1]>(OUTER_BYTES + size_of::<Header>()).is_none() {
         let missing = feed.frame_bytes as i32 - (OUTER_BYTES + size_of::<Header>()) as i32;
         // SAFETY: a helper on our own context; packet pointers are taken anew.
@@ -95,6 +93,10 @@ pub fn next(ctx: &XdpContext) -> Option<()> {
     header.set_token(number as u32);
     header.set_tag(tag::salt(feed.keys[rank as usize], Seq(seq), header.chunk()));
     header.seal();
+    // Atomic, so that all the writes above have reached the cache, as those of a network card have, before the aggregator
+    // reads the frame: it would else pay for waiting for them.
+    // SAFETY: a word of a map.
+    unsafe { atomic::fetch_add(fed, 1) };
     Some(())
 }
 

@@ -11,7 +11,7 @@ use paatp_common::frame::{Frame, PLAIN_HEADER};
 use paatp_common::job::{JobEntry, RankEntry};
 use paatp_common::lanes::{self, SlotBlock, WireBlock};
 use paatp_common::limits::{BLOCK_BYTES, LOCK_SPINS, MAX_RANKS};
-use paatp_common::mind::opaque;
+use paatp_common::mind::{blurred, opaque};
 use paatp_common::progress::{Members, Progress, Walk};
 use paatp_common::slot::{Rules, Slot};
 use paatp_common::tag::Tag;
@@ -57,7 +57,7 @@ unsafe extern "C" fn visit(rank: u64, walk: *mut c_void) -> i64 {
 /// itself, and the verifier learn that.
 #[inline(always)]
 pub fn blur(value: u32, zero: u32) -> u32 {
-    opaque(opaque(value as u64) ^ zero as u64) as u32
+    blurred(value as u64, zero as u64) as u32
 }
 
 /// Takes a pointer off the stack. LLVM uses its place for smaller values later, and without CAP_PERFMON the verifier
