@@ -12,12 +12,14 @@ use crate::progress::{Members, Progress};
 use crate::seq::Seq;
 use crate::slot::{self, Begin, Contribution, Decision, Lanes, Rules, Slot};
 use crate::tag;
-use crate::wire::{Chunk, Header, Kind, Redo, Status, flags};
+use crate::wire::{Chunk, Header, Kind, Redo, Saying, Status, Turn, flags};
 
 /// Memory of an aggregator: its tables, its slots, and the payload of the request in hand.
 ///
 /// Payload passes walk `blocks` whole blocks and return `None` where payload or slot are shorter.
 pub trait Machine {
+    /// Names one job's tables.
+    type JobRef: Copy;
     /// Names one slot.
     type SlotRef: Copy;
 
@@ -26,16 +28,18 @@ pub trait Machine {
     /// along how far that went.
     fn header(&mut self) -> &mut Header;
 
-    /// The entry of a job; `number` is below [`MAX_JOBS`].
-    fn job(&self, number: u16) -> Option<&JobEntry>;
+    /// The tables of a job; `number` is below [`MAX_JOBS`].
+    fn find(&self, number: u16) -> Option<Self::JobRef>;
+    /// A job's entry.
+    fn job(&self, job: Self::JobRef) -> &JobEntry;
     /// The job's rules, read anew: what was read before the lock may be over (protocol-rules F11).
-    fn rules(&self, number: u16) -> Option<Rules>;
-    /// The entry of a rank; `rank` is below [`MAX_RANKS`].
-    fn rank(&self, number: u16, rank: u8) -> Option<&RankEntry>;
+    fn rules(&self, job: Self::JobRef) -> Rules;
     /// The progress of a job.
-    fn progress(&self, number: u16) -> Option<&Progress>;
+    fn progress(&self, job: Self::JobRef) -> &Progress;
     /// [`Progress::recompute`], in whatever way the machine loops.
-    fn recompute(&mut self, number: u16, members: Members);
+    fn recompute(&mut self, job: Self::JobRef, members: Members);
+    /// The entry of a rank; `number` is below [`MAX_JOBS`], `rank` below [`MAX_RANKS`].
+    fn rank(&self, number: u16, rank: u8) -> Option<&RankEntry>;
     /// A slot by its index in the node's table.
     fn slot(&self, index: u32) -> Option<Self::SlotRef>;
     /// A slot's header. To change it, hold the lock.
@@ -48,7 +52,7 @@ pub trait Machine {
     fn count(&mut self, counter: u32);
     /// The same number. The kernel's verifier must not know that: it walks what follows once for each value that it
     /// knows on some way there, and the number of ways multiplies.
-    fn forget(&self, value: u32) -> u32;
+    fn forget(&self, value: u64) -> u64;
 
     /// Counts a refusal.
     #[inline(always)]
@@ -98,12 +102,14 @@ pub enum Outcome {
     },
 }
 
-/// A request that may touch the job's state. No more than its names: the kernel has 512 bytes of stack, and what can be
-/// looked up or read from the header again is not kept there.
+/// A request that may touch the job's state. No more than this: the kernel has 512 bytes of stack, and what can be read
+/// from the header again is not kept there.
 #[derive(Clone, Copy)]
-struct Admitted {
-    number: u16,
+struct Admitted<J> {
+    job: J,
     rank: u8,
+    /// The rank's salt factor.
+    key: u64,
 }
 
 /// The slot that a chunk has in a job's ring.
@@ -120,8 +126,8 @@ fn members(job: &JobEntry) -> Members {
 
 /// What became of a contribution: the status that tells of it, the counter that counts it, and whether the payload
 /// was checked on the way. One number, so that [`Machine::forget`] can make the kernel's verifier forget which it is.
-#[derive(Clone, Copy)]
-struct Fate(u32);
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Fate(u64);
 
 impl Fate {
     /// There was none: the request is a PULL.
@@ -134,7 +140,7 @@ impl Fate {
     const LATE: Fate = Fate::new(Status::NotIncluded, Event::Late.counter(), false);
 
     const fn new(status: Status, counter: u32, checked: bool) -> Fate {
-        Fate(status as u32 | counter << 8 | (checked as u32) << 16)
+        Fate(status as u64 | (counter as u64) << 8 | (checked as u64) << 16)
     }
 
     #[inline(always)]
@@ -157,7 +163,7 @@ impl Fate {
 
     #[inline(always)]
     const fn counter(self) -> u32 {
-        self.0 >> 8 & 0xFF
+        (self.0 >> 8 & 0xFF) as u32
     }
 
     #[inline(always)]
@@ -177,80 +183,74 @@ struct Received {
 /// Handles one request whose frame was parsed: its header becomes the answer's.
 #[inline(always)]
 pub fn handle<M: Machine>(machine: &mut M, arrival: Arrival) -> Outcome {
-    let outcome = match admit(machine, arrival) {
+    match admit(machine, arrival) {
         Ok(admitted) => serve(machine, arrival, &admitted),
         Err(Refusal::OldGeneration) => {
             // The address is registered, so telling it to join again amplifies nothing towards a stranger.
             machine.refuse(Refusal::OldGeneration);
-            reject(machine.header(), Status::Rejoin)
+            reject(machine.header(), Status::Rejoin);
+            Outcome::Answer { payload: false }
         }
         Err(refusal) => {
             machine.refuse(refusal);
             Outcome::Drop(refusal)
         }
-    };
-    if matches!(outcome, Outcome::Answer { .. }) {
-        machine.header().seal();
     }
-    outcome
 }
 
 /// Header, job, worker, address, length and generation: checked before any slot is touched.
 #[inline(always)]
-fn admit<M: Machine>(machine: &mut M, arrival: Arrival) -> Result<Admitted, Refusal> {
-    let header = *machine.header();
-    header.check()?;
+fn admit<M: Machine>(machine: &mut M, arrival: Arrival) -> Result<Admitted<M::JobRef>, Refusal> {
+    machine.header().check()?;
+    let header = machine.header();
     if !matches!(header.kind(), Some(Kind::Data | Kind::Pull)) {
         return Err(Refusal::BadKind);
     }
-    let number = header.job();
+    let (number, rank, generation) = (header.job(), header.worker(), header.generation());
+    let (lanes, promised) = (header.lanes(), header.payload_bytes());
+    let is_empty = header.has(flags::PAYLOAD) && lanes == 0;
     if number as usize >= MAX_JOBS {
         return Err(Refusal::UnknownJob);
     }
-    let job = machine.job(number).ok_or(Refusal::UnknownJob)?;
-    if job.generation == 0 {
+    let job = machine.find(number).ok_or(Refusal::UnknownJob)?;
+    let entry = machine.job(job);
+    if entry.generation == 0 {
         return Err(Refusal::UnknownJob);
     }
-    let rank = header.worker();
-    if rank as usize >= MAX_RANKS || rank >= job.world {
+    if rank as usize >= MAX_RANKS || rank >= entry.world {
         return Err(Refusal::UnknownWorker);
     }
-    let entry = machine.rank(number, rank).ok_or(Refusal::UnknownWorker)?;
-    if entry.address != arrival.source {
+    let (current, expected, most) = (entry.generation, entry.expected, entry.lanes);
+    let sender = machine.rank(number, rank).ok_or(Refusal::UnknownWorker)?;
+    if sender.address != arrival.source {
         return Err(Refusal::ForeignAddress);
     }
-    if job.generation != header.generation() || job.expected >> rank & 1 == 0 {
+    if current != generation || expected >> rank & 1 == 0 {
         return Err(Refusal::OldGeneration);
     }
-    if header.payload_bytes() != arrival.payload_bytes {
+    if promised != arrival.payload_bytes {
         return Err(Refusal::LengthMismatch);
     }
-    let lanes = header.lanes();
-    if !(lanes as usize).is_multiple_of(LANES_PER_BLOCK)
-        || lanes > job.lanes
-        || (header.has(flags::PAYLOAD) && lanes == 0)
-    {
+    if !(lanes as usize).is_multiple_of(LANES_PER_BLOCK) || lanes > most || is_empty {
         return Err(Refusal::BadLanes);
     }
-    Ok(Admitted { number, rank })
+    Ok(Admitted { job, rank, key: sender.key })
 }
 
 /// Records progress, takes the contribution, answers the wish.
 #[inline(always)]
-fn serve<M: Machine>(machine: &mut M, arrival: Arrival, who: &Admitted) -> Outcome {
+fn serve<M: Machine>(machine: &mut M, arrival: Arrival, who: &Admitted<M::JobRef>) -> Outcome {
     machine.note(Event::Requests);
     if arrival.congested {
         machine.note(Event::EcnMarks);
     }
     let is_pull = machine.header().kind() == Some(Kind::Pull);
-    let Some(min_ack) = record(machine, who, is_pull) else {
-        return Outcome::Drop(Refusal::UnknownJob);
-    };
+    let min_ack = record(machine, who, is_pull);
     let mut salt = 0;
     let mut received = Received { fate: Fate::ABSENT, attempt: 0, bits: 0 };
     if !is_pull {
-        let Some(own) = salt_of(machine, who) else { return Outcome::Drop(Refusal::UnknownWorker) };
-        salt = own;
+        let header = machine.header();
+        salt = tag::salt(who.key, header.seq(), header.chunk());
         received = match receive(machine, who, min_ack, salt) {
             Ok(received) => received,
             Err(refusal) => {
@@ -260,13 +260,17 @@ fn serve<M: Machine>(machine: &mut M, arrival: Arrival, who: &Admitted) -> Outco
         };
     }
     received.fate = Fate(machine.forget(received.fate.0));
-    machine.count(received.fate.counter());
+    if received.fate == Fate::TAKEN {
+        machine.note(Event::Contributions);
+    } else {
+        machine.count(received.fate.counter());
+    }
     let is_sound = received.fate.was_checked() || payload_is_sound(machine, salt);
     if !is_sound {
         machine.refuse(Refusal::BadTag);
     }
     let status = if is_sound || is_pull { received.fate.status() } else { Status::BadTag as u8 };
-    let status = machine.forget(status as u32) as u8;
+    let status = machine.forget(status as u64) as u8;
     answer(machine, arrival, who, received, status)
 }
 
@@ -286,33 +290,26 @@ fn payload_is_sound<M: Machine>(machine: &mut M, salt: u64) -> bool {
 /// Takes in what the request says of its sender's progress; returns min_ack. Before anything can refuse the payload:
 /// the sender's own ack may be the missing one (protocol-rules F14).
 #[inline(always)]
-fn record<M: Machine>(machine: &mut M, who: &Admitted, is_pull: bool) -> Option<Seq> {
+fn record<M: Machine>(machine: &mut M, who: &Admitted<M::JobRef>, is_pull: bool) -> Seq {
     let header = machine.header();
     let (seq, ack, contributed) = (header.seq(), Seq(header.raw_ack()), Seq(header.raw_progress()));
     let generation = header.generation();
-    let (job, progress) = (machine.job(who.number)?, machine.progress(who.number)?);
+    let (job, progress) = (machine.job(who.job), machine.progress(who.job));
     // In the request's generation, which may not be the job's any more: its numbers are of no other (F11).
     let (members, slots) = (Members { generation, ..members(job) }, job.slots);
-    let moved = progress.record(members.generation, who.rank as usize, ack, contributed, slots);
-    let ahead = seq.since(progress.acks.floor(members.generation)) >= slots;
+    let moved = progress.record(generation, who.rank as usize, ack, contributed, slots);
+    let ahead = seq.since(progress.acks.floor(generation)) >= slots;
     if moved | is_pull | ahead {
-        machine.recompute(who.number, members);
+        machine.recompute(who.job, members);
     }
-    machine.progress(who.number).map(|progress| progress.acks.floor(members.generation))
-}
-
-/// The salt that a contribution's tag must carry.
-#[inline(always)]
-fn salt_of<M: Machine>(machine: &mut M, who: &Admitted) -> Option<u64> {
-    let (seq, chunk) = (machine.header().seq(), machine.header().chunk());
-    machine.rank(who.number, who.rank).map(|entry| tag::salt(entry.key, seq, chunk))
+    machine.progress(who.job).acks.floor(generation)
 }
 
 /// Takes a contribution, or says why not. `Err` is for what is dropped without an answer.
 #[inline(always)]
 fn receive<M: Machine>(
     machine: &mut M,
-    who: &Admitted,
+    who: &Admitted<M::JobRef>,
     min_ack: Seq,
     salt: u64,
 ) -> Result<Received, Refusal> {
@@ -321,7 +318,7 @@ fn receive<M: Machine>(
         // Partial sums come from switches and lower levels, which this version has none of.
         return Err(Refusal::Conflict);
     }
-    let job = machine.job(who.number).ok_or(Refusal::UnknownJob)?;
+    let job = machine.job(who.job);
     // The window test of protocol-rules F13.
     if seq.since(min_ack) >= job.slots {
         let refusal = if seq.is_before(min_ack) { Refusal::Behind } else { Refusal::Ahead };
@@ -331,10 +328,10 @@ fn receive<M: Machine>(
     if !machine.lock(slot) {
         return Err(Refusal::LockBusy);
     }
-    let rules = machine.rules(who.number).unwrap_or(Rules::NONE);
+    let rules = machine.rules(who.job);
     let fate = contribute(machine, rules, who.rank, slot, salt);
     let fate = Fate(machine.forget(fate.0));
-    let rules = machine.rules(who.number).unwrap_or(Rules::NONE);
+    let rules = machine.rules(who.job);
     let generation = machine.header().generation();
     let state = machine.state(slot);
     // What was refused may have found another chunk's slot, whose state says nothing of this one.
@@ -348,7 +345,7 @@ fn receive<M: Machine>(
     }
     if attempt > 0 {
         let (generation, seq) = (machine.header().generation(), machine.header().seq());
-        track_redo(machine, who, generation, Redo { seq, attempt }, complete);
+        track_redo(machine, who.job, generation, Redo { seq, attempt }, complete);
     }
     Ok(Received { fate, attempt, bits })
 }
@@ -356,15 +353,15 @@ fn receive<M: Machine>(
 /// A [`Decision`] as one number, which [`Machine::forget`] takes: the fate of a contribution that is not taken, or with
 /// the highest bit set what to do with one that is.
 #[derive(Clone, Copy)]
-struct Verdict(u32);
+struct Verdict(u64);
 
 impl Verdict {
-    const TAKEN: u32 = 1 << 31;
+    const TAKEN: u64 = 1 << 31;
 
     #[inline(always)]
     const fn of(decision: Decision) -> Verdict {
         Verdict(match decision {
-            Decision::Contribute { begin, lanes } => Verdict::TAKEN | (begin as u32) << 8 | lanes as u32,
+            Decision::Contribute { begin, lanes } => Verdict::TAKEN | (begin as u64) << 8 | lanes as u64,
             Decision::Duplicate => Fate::DUPLICATE.0,
             Decision::Late => Fate::LATE.0,
             Decision::Refuse(refusal) => Fate::refused(refusal).0,
@@ -383,11 +380,11 @@ impl Verdict {
 
     #[inline(always)]
     const fn begins(self, begin: Begin) -> bool {
-        self.0 >> 8 & 0xFF == begin as u32
+        self.0 >> 8 & 0xFF == begin as u64
     }
 
     #[inline(always)]
-    const fn lanes(self) -> u32 {
+    const fn lanes(self) -> u64 {
         self.0 & 0xFF
     }
 }
@@ -440,7 +437,7 @@ fn contribute<M: Machine>(machine: &mut M, rules: Rules, rank: u8, slot: M::Slot
 #[inline(always)]
 fn payload_blocks<M: Machine>(machine: &mut M) -> u32 {
     let lanes = machine.header().lanes();
-    machine.forget(u32::from(lanes)) / LANES_PER_BLOCK as u32
+    (machine.forget(u64::from(lanes)) / LANES_PER_BLOCK as u64) as u32
 }
 
 /// The tag of a pass is the header's, less the salt.
@@ -454,7 +451,7 @@ fn agrees<M: Machine>(machine: &mut M, found: Option<u64>, salt: u64) -> bool {
 fn combine<M: Machine>(machine: &mut M, slot: M::SlotRef, verdict: Verdict, salt: u64) -> Option<u64> {
     let n = payload_blocks(machine);
     let lanes = verdict.lanes();
-    if lanes == Lanes::Add as u32 {
+    if lanes == Lanes::Add as u64 {
         machine.note(Event::Adds);
         let found = machine.add(slot, n);
         if agrees(machine, found, salt) {
@@ -463,11 +460,11 @@ fn combine<M: Machine>(machine: &mut M, slot: M::SlotRef, verdict: Verdict, salt
         let n = payload_blocks(machine);
         machine.subtract(slot, n);
         None
-    } else if lanes == Lanes::Store as u32 {
+    } else if lanes == Lanes::Store as u64 {
         machine.note(Event::Stores);
         let found = machine.store(slot, n);
         agrees(machine, found, salt).then(|| machine.header().tag())
-    } else if lanes == Lanes::Maximum as u32 {
+    } else if lanes == Lanes::Maximum as u64 {
         // A maximum cannot be undone, so the payload is checked before.
         let found = machine.verify(n);
         if !agrees(machine, found, salt) {
@@ -485,24 +482,31 @@ fn combine<M: Machine>(machine: &mut M, slot: M::SlotRef, verdict: Verdict, salt
 
 /// Keeps the announcement of open redos true.
 #[inline(always)]
-fn track_redo<M: Machine>(machine: &M, who: &Admitted, generation: u32, redo: Redo, complete: bool) {
-    if let Some(progress) = machine.progress(who.number) {
-        if complete {
-            progress.withdraw(generation, redo.seq);
-        } else {
-            progress.announce(generation, redo);
-        }
+fn track_redo<M: Machine>(machine: &M, job: M::JobRef, generation: u32, redo: Redo, complete: bool) {
+    let progress = machine.progress(job);
+    if complete {
+        progress.withdraw(generation, redo.seq);
+    } else {
+        progress.announce(generation, redo);
     }
 }
 
 /// A bare answer for a request that was not admitted.
 #[inline(always)]
-fn reject(header: &mut Header, status: Status) -> Outcome {
+fn reject(header: &mut Header, status: Status) {
     header.set_kind(Kind::Answer);
     header.set_flags(0);
     header.set_status(status as u8);
     header.set_lanes(0);
-    Outcome::Answer { payload: false }
+    header.seal();
+}
+
+/// An answer that is begun: what is the same whether it carries a result or not.
+#[derive(Clone, Copy)]
+struct Begun {
+    turn: Turn,
+    flags: u8,
+    status: u8,
 }
 
 /// Answers the wish for `want`: with the result if it stands and fits the frame, else with the state of affairs.
@@ -510,84 +514,74 @@ fn reject(header: &mut Header, status: Status) -> Outcome {
 fn answer<M: Machine>(
     machine: &mut M,
     arrival: Arrival,
-    who: &Admitted,
+    who: &Admitted<M::JobRef>,
     received: Received,
     status: u8,
 ) -> Outcome {
+    let echo = machine.forget(if arrival.congested { flags::ECN_ECHO } else { 0 } as u64) as u8;
     let is_aborted = status == Status::Aborted as u8;
-    let echo = machine.forget(if arrival.congested { flags::ECN_ECHO } else { 0 } as u32) as u8;
-    let (window, gain, epoch) =
-        machine.job(who.number).map_or((0, 0, 0), |job| (job.window, job.gain, job.epoch));
-    let header = machine.header();
-    let (generation, want) = (header.generation(), header.want());
-    let is_pull = header.kind() == Some(Kind::Pull);
-    header.set_kind(Kind::Answer);
-    header.set_flags(echo);
-    header.set_status(status);
-    header.set_attempt(if is_aborted { received.fate.counter() as u8 } else { received.attempt });
-    header.set_window(window);
-    header.set_gain(gain);
-    header.set_operation_or_epoch(epoch);
-    let is_pull = machine.forget(is_pull as u32) != 0;
-    stamp_progress(machine, who, generation);
+    let mut begun = Begun { turn: Turn::default(), flags: echo, status };
+    let (generation, want) = (machine.header().generation(), machine.header().want());
+    let progress = machine.progress(who.job);
+    let (low, high) = (progress.contributed.floor(generation), progress.highest(generation));
+    begun.turn.begin(machine.header(), low, high);
 
-    let mut bitmap = 0;
-    if let Some(slot) = look_up(machine, who, generation, want) {
-        if let Some(payload) = hand_out(machine, slot, generation, want, arrival.payload_bytes) {
-            if is_pull {
-                machine.header().set_status(Status::Ok as u8);
-            }
+    let mut attempt = if is_aborted { received.fate.counter() as u8 } else { received.attempt };
+    let mut bitmap = received.bits;
+    let slot = look_up(machine, who, generation, want);
+    if let Some(slot) = slot {
+        if let Some(payload) = hand_out(machine, who, slot, begun, arrival.payload_bytes) {
             return Outcome::Answer { payload };
         }
-        let state = machine.state(slot);
-        let attempt = state.attempt;
-        bitmap = state.bits;
-        if is_pull {
-            machine.header().set_attempt(attempt);
+        if machine.header().kind() == Some(Kind::Pull) {
+            attempt = machine.state(slot).attempt;
         }
     }
-    let mut min_ack = 0;
-    let mut redo = None;
-    if let Some(progress) = machine.progress(who.number) {
-        min_ack = progress.acks.floor(generation).0;
-        redo = progress.redo(generation);
+    if !is_aborted {
+        bitmap = slot.map_or(0, |slot| machine.state(slot).bits);
     }
-    let header = machine.header();
-    header.set_raw_want(min_ack);
-    header.set_tag(redo.map_or(0, Redo::to_word));
-    if redo.is_some() {
-        header.set_flags(header.flags() | flags::REDO);
-    }
-    header.set_bitmap(if is_aborted { received.bits } else { bitmap });
-    header.set_lanes(0);
-    Outcome::Answer { payload: false }
-}
-
-/// Tells the answer how far the job is.
-#[inline(always)]
-fn stamp_progress<M: Machine>(machine: &mut M, who: &Admitted, generation: u32) {
-    let Some(progress) = machine.progress(who.number) else { return };
-    let (low, high) = (progress.contributed.floor(generation), progress.highest(generation));
+    let progress = machine.progress(who.job);
+    let redo = progress.redo(generation);
     let slowest = progress.contributed.slowest(generation);
-    let header = machine.header();
-    header.set_raw_ack(low.0);
-    header.set_raw_progress(high.0);
-    header.set_rank(slowest);
+    let want = progress.acks.floor(generation).0;
+    let job = machine.job(who.job);
+    let saying = Saying {
+        flags: echo | if redo.is_some() { flags::REDO } else { 0 },
+        status,
+        want,
+        bitmap,
+        tag: redo.map_or(0, Redo::to_word),
+        lanes: 0,
+        contributors: 0,
+        exponents: (0, 0),
+        window: job.window,
+        rank: slowest,
+        gain: job.gain,
+        attempt,
+        epoch: job.epoch,
+    };
+    begun.turn.end(machine.header(), saying);
+    Outcome::Answer { payload: false }
 }
 
 /// The slot of `want`, if it holds that chunk. Completes it if the rules have come to allow it (protocol-rules F10).
 #[inline(always)]
-fn look_up<M: Machine>(machine: &mut M, who: &Admitted, generation: u32, want: Seq) -> Option<M::SlotRef> {
-    let slot = machine.slot(slot_index(machine.job(who.number)?, want))?;
+fn look_up<M: Machine>(
+    machine: &mut M,
+    who: &Admitted<M::JobRef>,
+    generation: u32,
+    want: Seq,
+) -> Option<M::SlotRef> {
+    let slot = machine.slot(slot_index(machine.job(who.job), want))?;
     let state = machine.state(slot);
     if !state.holds(generation, want) {
         return None;
     }
     if !state.is_complete() {
         let attempt = state.attempt;
-        let due = machine.rules(who.number).is_some_and(|rules| machine.state(slot).is_due(rules));
-        if due && machine.lock(slot) {
-            let rules = machine.rules(who.number).unwrap_or(Rules::NONE);
+        let rules = machine.rules(who.job);
+        if machine.state(slot).is_due(rules) && machine.lock(slot) {
+            let rules = machine.rules(who.job);
             let state = machine.state(slot);
             let completed = state.holds(rules.generation, want) && state.settle(rules);
             machine.unlock(slot);
@@ -597,7 +591,7 @@ fn look_up<M: Machine>(machine: &mut M, who: &Admitted, generation: u32, want: S
         }
         if attempt > 0 {
             let complete = machine.state(slot).is_complete();
-            track_redo(machine, who, generation, Redo { seq: want, attempt }, complete);
+            track_redo(machine, who.job, generation, Redo { seq: want, attempt }, complete);
         }
     }
     Some(slot)
@@ -610,9 +604,9 @@ fn look_up<M: Machine>(machine: &mut M, who: &Admitted, generation: u32, want: S
 #[inline(always)]
 fn hand_out<M: Machine>(
     machine: &mut M,
+    who: &Admitted<M::JobRef>,
     slot: M::SlotRef,
-    generation: u32,
-    want: Seq,
+    begun: Begun,
     room: u32,
 ) -> Option<bool> {
     let state = machine.state(slot);
@@ -624,37 +618,41 @@ fn hand_out<M: Machine>(
         if u32::from(lanes) * 4 != room {
             return None;
         }
-        let blocks = machine.forget(u32::from(lanes)) / LANES_PER_BLOCK as u32;
+        let blocks = (machine.forget(u64::from(lanes)) / LANES_PER_BLOCK as u64) as u32;
         machine.emit(slot, blocks)?;
     }
+    let (generation, want) = (machine.header().generation(), machine.header().want());
+    let is_pull = machine.header().kind() == Some(Kind::Pull);
+    let slowest = machine.progress(who.job).contributed.slowest(generation);
+    let job = machine.job(who.job);
+    let (window, gain) = (job.window, job.gain);
     let state = machine.state(slot);
-    let (bits, tag, chunk, next) = (state.bits, state.tag, state.chunk(), state.next_exponent());
-    let (contributors, epoch, culprit) = (state.contributors(), state.epoch, state.non_finite());
+    let culprit = state.non_finite();
+    let mut told = flags::RESULT | begun.flags;
+    told |= if has_payload { flags::PAYLOAD } else { 0 };
+    told |= if culprit.is_some() { flags::NON_FINITE } else { 0 };
+    let saying = Saying {
+        flags: told,
+        status: if is_pull { Status::Ok as u8 } else { begun.status },
+        want: want.0,
+        bitmap: state.bits,
+        tag: state.tag,
+        lanes,
+        contributors: state.contributors(),
+        exponents: (state.chunk().exponent, state.next_exponent()),
+        window,
+        rank: culprit.unwrap_or(slowest),
+        gain,
+        attempt,
+        epoch: state.epoch,
+    };
     // What was read above stands only if the slot is still the same, read again below.
     barrier();
     let state = machine.state(slot);
     if !state.holds(generation, want) || !state.is_complete() || state.attempt != attempt {
         return None;
     }
-    let header = machine.header();
-    let mut flags = header.flags() | flags::RESULT;
-    if has_payload {
-        flags |= flags::PAYLOAD;
-    }
-    if let Some(culprit) = culprit {
-        flags |= flags::NON_FINITE;
-        header.set_rank(culprit);
-    }
-    header.set_flags(flags);
-    header.set_raw_want(want.0);
-    header.set_bitmap(bits);
-    header.set_tag(tag);
-    header.set_lanes(chunk.lanes);
-    header.set_contributors(contributors);
-    header.set_exponent(chunk.exponent);
-    header.set_next_exponent(next);
-    header.set_attempt(attempt);
-    header.set_operation_or_epoch(epoch);
+    begun.turn.end(machine.header(), saying);
     machine.note(Event::Results);
     Some(has_payload)
 }

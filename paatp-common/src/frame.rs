@@ -33,6 +33,13 @@ unsafe impl Plain for Ipv6Hdr {}
 // SAFETY: a repr(C) struct of byte arrays.
 unsafe impl Plain for UdpHdr {}
 
+/// An Ethernet address, in parts that each are one access.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Mac([u8; 4], [u8; 2]);
+// SAFETY: a repr(C) struct of byte arrays.
+unsafe impl Plain for Mac {}
+
 const ETHERNET_BYTES: usize = 14;
 const TAG_BYTES: usize = 4;
 const IPV4_BYTES: usize = Ipv4Hdr::LEN;
@@ -114,24 +121,6 @@ impl<'a> Frame<'a> {
     fn past_ipv6(&self) -> Frame<'a> {
         Frame { start: advance!(self.start, IPV6_BYTES), ..*self }
     }
-
-    /// The frame ends exactly `blocks` blocks after `offset`; false for more than [`MOST_BLOCKS`].
-    #[inline(always)]
-    #[must_use]
-    pub fn ends_after(&self, offset: usize, blocks: u32) -> bool {
-        let mut end = self.start.wrapping_add(offset);
-        // By constant steps and comparisons: without CAP_PERFMON the verifier takes neither a packet pointer plus a
-        // variable nor the difference of two.
-        macro_rules! step_if {
-            ($($bit:literal)*) => {
-                $(if blocks >> $bit & 1 == 1 {
-                    end = advance!(end, BLOCK_BYTES << $bit);
-                })*
-            };
-        }
-        step_if!(0 1 2 3 4);
-        blocks <= MOST_BLOCKS && end <= self.end && end.wrapping_add(1) > self.end
-    }
 }
 
 /// Where the parts of one of our frames are.
@@ -161,9 +150,6 @@ impl Layout {
 
 /// Offset of our header in an IPv4 frame without tags.
 pub const PLAIN_HEADER: usize = ETHERNET_BYTES + IPV4_BYTES + UdpHdr::LEN;
-
-/// Most blocks in a frame that one page holds: 31 × 128 bytes. Five bits, see [`Frame::ends_after`].
-pub const MOST_BLOCKS: u32 = 31;
 
 /// What a frame is.
 #[derive(Clone, Copy, Debug)]
@@ -197,11 +183,11 @@ const fn is_tag(ether_type: u16) -> bool {
     ether_type == ether::VLAN || ether_type == ether::SERVICE_VLAN
 }
 
-/// Finds our header in a frame. `length` is its length in bytes where that is more than lies between the frame's
-/// pointers (multi-buffer frames).
+/// Finds our header in a frame of `length` bytes. (The kernel's verifier takes no difference of the frame's pointers
+/// without CAP_PERFMON.)
 #[inline(always)]
 #[must_use]
-pub fn parse(frame: &Frame<'_>, length: Option<u32>, node: &Node) -> Parsed {
+pub fn parse(frame: &Frame<'_>, length: u32, node: &Node) -> Parsed {
     let mut ip = frame.past_ethernet();
     let Some(mut ether_type) = frame.at::<[u8; 2]>(12).map(|b| u16::from_be_bytes(*b)) else {
         return Parsed::NotOurs;
@@ -224,7 +210,7 @@ pub fn parse(frame: &Frame<'_>, length: Option<u32>, node: &Node) -> Parsed {
 }
 
 #[inline(always)]
-fn parse_v4(ip: &Frame<'_>, layout: Layout, length: Option<u32>, node: &Node) -> Parsed {
+fn parse_v4(ip: &Frame<'_>, layout: Layout, length: u32, node: &Node) -> Parsed {
     let Some(header) = ip.at::<Ipv4Hdr>(0) else { return Parsed::NotOurs };
     if header.vihl != 0x45 || header.proto != PROTOCOL_UDP {
         return Parsed::NotOurs;
@@ -244,7 +230,7 @@ fn parse_v4(ip: &Frame<'_>, layout: Layout, length: Option<u32>, node: &Node) ->
 }
 
 #[inline(always)]
-fn parse_v6(ip: &Frame<'_>, layout: Layout, length: Option<u32>, node: &Node) -> Parsed {
+fn parse_v6(ip: &Frame<'_>, layout: Layout, length: u32, node: &Node) -> Parsed {
     let Some(header) = ip.at::<Ipv6Hdr>(0) else { return Parsed::NotOurs };
     let outer = Outer {
         source: header.src_addr,
@@ -287,7 +273,7 @@ struct Outer {
 }
 
 #[inline(always)]
-fn parse_udp(frame: &Frame<'_>, layout: Layout, length: Option<u32>, node: &Node, outer: &Outer) -> Parsed {
+fn parse_udp(frame: &Frame<'_>, layout: Layout, length: u32, node: &Node, outer: &Outer) -> Parsed {
     let Some(udp) = frame.at::<UdpHdr>(0) else { return Parsed::NotOurs };
     if !is_ours(node, udp.dst, outer) {
         return Parsed::NotOurs;
@@ -301,10 +287,7 @@ fn parse_udp(frame: &Frame<'_>, layout: Layout, length: Option<u32>, node: &Node
         return Parsed::Bad(Refusal::Truncated);
     }
     let payload_bytes = udp_bytes - overhead;
-    let fits = match length {
-        Some(length) => layout.header() as u32 + HEADER_BYTES as u32 + payload_bytes == length,
-        None => frame.ends_after(overhead as usize, payload_bytes / BLOCK_BYTES as u32),
-    };
+    let fits = layout.header() as u32 + HEADER_BYTES as u32 + payload_bytes == length;
     // Payloads are whole blocks.
     if udp_bytes != outer.datagram_bytes || !payload_bytes.is_multiple_of(BLOCK_BYTES as u32) || !fits {
         return Parsed::Bad(Refusal::LengthMismatch);
@@ -327,9 +310,9 @@ fn is_local(node: &Node, destination: &Address) -> bool {
 /// header check and tag cover the contents. IPv6 receivers must allow zero (RFC 6935).
 #[inline(always)]
 pub fn turn_round(frame: &mut Frame<'_>, layout: Layout, payload: u32) -> Option<()> {
-    let macs: &mut [[u8; 2]; 6] = frame.at_mut(0)?;
-    let [a, b, c, d, e, f] = *macs;
-    *macs = [d, e, f, a, b, c];
+    let (to, from): (Mac, Mac) = (*frame.at(0)?, *frame.at(size_of::<Mac>())?);
+    *frame.at_mut(0)? = from;
+    *frame.at_mut(size_of::<Mac>())? = to;
     let datagram = (UdpHdr::LEN + HEADER_BYTES) as u16 + payload as u16;
     let mut ip = frame.past_ethernet();
     if layout.tags > 0 {

@@ -83,32 +83,36 @@ impl HostMachine<'_, '_> {
 }
 
 impl Machine for HostMachine<'_, '_> {
+    type JobRef = usize;
     type SlotRef = usize;
 
     fn header(&mut self) -> &mut Header {
         self.header
     }
 
-    fn job(&self, number: u16) -> Option<&JobEntry> {
-        self.host.jobs.get(number as usize)
+    fn find(&self, number: u16) -> Option<usize> {
+        let number = number as usize;
+        (number < self.host.jobs.len().min(self.host.progress.len())).then_some(number)
     }
 
-    fn rules(&self, number: u16) -> Option<Rules> {
-        self.job(number).map(JobEntry::rules)
+    fn job(&self, job: usize) -> &JobEntry {
+        &self.host.jobs[job]
+    }
+
+    fn rules(&self, job: usize) -> Rules {
+        self.job(job).rules()
+    }
+
+    fn progress(&self, job: usize) -> &Progress {
+        &self.host.progress[job]
+    }
+
+    fn recompute(&mut self, job: usize, members: Members) {
+        self.progress(job).recompute(members);
     }
 
     fn rank(&self, number: u16, rank: u8) -> Option<&RankEntry> {
         self.host.ranks.get(number as usize * MAX_RANKS + rank as usize)
-    }
-
-    fn progress(&self, number: u16) -> Option<&Progress> {
-        self.host.progress.get(number as usize)
-    }
-
-    fn recompute(&mut self, number: u16, members: Members) {
-        if let Some(progress) = self.progress(number) {
-            progress.recompute(members);
-        }
     }
 
     fn slot(&self, index: u32) -> Option<usize> {
@@ -130,7 +134,7 @@ impl Machine for HostMachine<'_, '_> {
         self.host.counters.count(counter);
     }
 
-    fn forget(&self, value: u32) -> u32 {
+    fn forget(&self, value: u64) -> u64 {
         value
     }
 

@@ -12,7 +12,8 @@ pub type Address = [u8; 16];
 #[inline(always)]
 #[must_use]
 pub const fn mapped(v4: [u8; 4]) -> Address {
-    [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, v4[0], v4[1], v4[2], v4[3]]
+    // As one number: byte by byte it would stay so in the kernel.
+    ((u32::from_le_bytes(v4) as u128) << 96 | 0xFFFF << 80).to_le_bytes()
 }
 
 /// What makes a packet ours: its UDP port and the address it was sent to.

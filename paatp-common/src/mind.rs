@@ -76,41 +76,39 @@ macro_rules! advance {
             pointer
         }
         #[cfg(not(target_arch = "bpf"))]
-        $pointer.wrapping_add($bytes)
+        $pointer.wrapping_byte_add($bytes)
     }};
 }
 pub(crate) use advance;
 
-/// The address of word `index` (modulo 64) after the first of 64, by steps of constant length.
+/// The address of element `index` (modulo 64) of 64, by steps of constant length.
 #[inline(always)]
-fn nth(first: *mut u8, index: usize) -> *mut u8 {
-    let mut word = first;
+fn nth<T>(first: *mut T, index: usize) -> *mut T {
+    let mut element = first;
     macro_rules! step_if {
         ($($bit:literal)*) => {
             $(if index >> $bit & 1 == 1 {
-                word = advance!(word, 8usize << $bit);
+                element = advance!(element, size_of::<T>() << $bit).cast();
             })*
         };
     }
     step_if!(0 1 2 3 4 5);
-    word
+    element
 }
 
-/// One of 64 words; `index` is taken modulo 64.
+/// One of 64 elements; `index` is taken modulo 64.
 #[inline(always)]
 #[must_use]
-pub fn pick<T>(words: &[T; 64], index: usize) -> &T {
-    const { assert!(size_of::<T>() == 8) };
-    // SAFETY: at most 63 words of 8 bytes after the first of 64.
-    unsafe { &*nth(words.as_ptr().cast_mut().cast(), index).cast() }
+pub fn pick<T>(elements: &[T; 64], index: usize) -> &T {
+    // SAFETY: at most 63 elements after the first of 64.
+    unsafe { &*nth(elements.as_ptr().cast_mut(), index) }
 }
 
 /// As [`pick`], to write.
 #[inline(always)]
-pub fn pick_mut<T>(words: &mut [T; 64], index: usize) -> &mut T {
-    const { assert!(size_of::<T>() == 8) };
+pub fn pick_mut<T>(elements: &mut [T; 64], index: usize) -> &mut T {
     // SAFETY: as above; the borrow is unique.
-    unsafe { &mut *nth(words.as_mut_ptr().cast(), index).cast() }
+    unsafe { &mut *nth(elements.as_mut_ptr(), index) }
 }
 
 #[cfg(test)]

@@ -81,23 +81,12 @@ impl Word {
     }
 }
 
-/// One number of every rank, and the lowest of them.
-#[derive(Debug)]
+/// The lowest of all ranks' numbers.
+#[derive(Debug, Default)]
 #[repr(C)]
-pub struct Track {
+pub struct Floor {
     floor: Word,
     slowest: Word,
-    ranks: [Word; MAX_RANKS],
-}
-
-impl Default for Track {
-    fn default() -> Self {
-        Track {
-            floor: Word::default(),
-            slowest: Word::default(),
-            ranks: core::array::from_fn(|_| Word::default()),
-        }
-    }
 }
 
 /// Whose numbers count.
@@ -111,13 +100,7 @@ pub struct Members {
     pub world: u8,
 }
 
-impl Track {
-    /// The number of one rank.
-    #[must_use]
-    pub fn of(&self, generation: u32, rank: usize) -> Seq {
-        Seq(self.ranks.get(rank).map_or(0, |word| word.get(generation)))
-    }
-
+impl Floor {
     /// The lowest number, as of the last time that a rank at the floor moved. May be too low, never too high.
     #[inline(always)]
     pub fn floor(&self, generation: u32) -> Seq {
@@ -134,8 +117,7 @@ impl Track {
     /// further is a lie or a ghost of 2^32 chunks ago (protocol-rules F13). Returns true where the floor may have
     /// risen.
     #[inline(always)]
-    pub fn record(&self, generation: u32, rank: usize, value: Seq, reach: u32) -> bool {
-        let word = pick(&self.ranks, rank);
+    fn record(&self, generation: u32, word: &Word, rank: usize, value: Seq, reach: u32) -> bool {
         // Not below the floor: another CPU may have written an old number over a newer one.
         let known = later(Seq(word.get(generation)), self.floor(generation));
         let steps = value.since(known);
@@ -147,19 +129,12 @@ impl Track {
         self.slowest(generation) as usize == rank
     }
 
-    /// A rank's distance from the floor; 0 also where it is below: two CPUs wrote its word in the wrong order.
-    #[inline(always)]
-    fn above(&self, generation: u32, rank: usize, floor: Seq) -> u64 {
-        let steps = i64::from(Seq(pick(&self.ranks, rank).get(generation)).since(floor) as i32);
-        steps as u64 & !negative(steps)
-    }
-
     /// Two CPUs may write in either order: the lower value that can remain is safe.
     #[inline(always)]
     fn lift(&self, generation: u32, floor: Seq, least: Least) {
-        self.slowest.set(generation, least.rank as u32);
-        if least.steps != 0 {
-            self.floor.set(generation, floor.plus(least.steps as u32).0);
+        self.slowest.set(generation, least.rank());
+        if least.steps() != 0 {
+            self.floor.set(generation, floor.plus(least.steps()).0);
         }
     }
 }
@@ -171,23 +146,33 @@ fn later(a: Seq, b: Seq) -> Seq {
     b.plus((ahead as u64 & !negative(ahead)) as u32)
 }
 
-/// The rank nearest to a floor.
+/// The rank nearest to a floor: its steps from there above eight bits of its number, so that the lower of two such words
+/// is the nearer rank.
 #[derive(Clone, Copy, Debug)]
-struct Least {
-    steps: u64,
-    rank: u64,
-}
+struct Least(u64);
 
 impl Least {
     /// Further than any rank can be.
-    const NONE: Least = Least { steps: u32::MAX as u64, rank: 0 };
+    const NONE: Least = Least((u32::MAX as u64) << 8);
 
-    /// Takes in a rank, unless `ignored` is all ones.
+    /// Takes in a rank that has reached `value`, unless `ignored` is all ones. One below the floor counts as at it: two
+    /// CPUs wrote its word in the wrong order.
     #[inline(always)]
-    fn take(&mut self, steps: u64, rank: u64, ignored: u64) {
-        let nearer = negative(steps.wrapping_sub(self.steps) as i64) & !ignored;
-        self.steps = self.steps & !nearer | steps & nearer;
-        self.rank = self.rank & !nearer | rank & nearer;
+    fn take(&mut self, value: u32, floor: Seq, rank: u64, ignored: u64) {
+        let steps = i64::from(Seq(value).since(floor) as i32);
+        let word = (steps as u64 & !negative(steps)) << 8 | rank | ignored >> 1;
+        let change = word.wrapping_sub(self.0);
+        self.0 = self.0.wrapping_add(change & negative(change as i64));
+    }
+
+    #[inline(always)]
+    const fn steps(self) -> u32 {
+        (self.0 >> 8) as u32
+    }
+
+    #[inline(always)]
+    const fn rank(self) -> u32 {
+        self.0 as u32 & 0xFF
     }
 }
 
@@ -227,13 +212,11 @@ impl Walk {
         }
         let generation = self.members.generation;
         let ignored = (self.members.expected >> rank & 1).wrapping_sub(1);
-        let (acked, contributed) = (
-            progress.acks.above(generation, rank, self.ack_floor),
-            progress.contributed.above(generation, rank, self.contributed_floor),
-        );
-        self.acks.take(acked, rank as u64, ignored);
-        self.contributed.take(contributed, rank as u64, ignored);
-        rank == 0 || self.acks.steps | self.contributed.steps == 0
+        let reached = pick(&progress.ranks, rank);
+        self.acks.take(reached.acked.get(generation), self.ack_floor, rank as u64, ignored);
+        let contributed = reached.contributed.get(generation);
+        self.contributed.take(contributed, self.contributed_floor, rank as u64, ignored);
+        rank == 0 || (self.acks.0 | self.contributed.0) >> 8 == 0
     }
 
     /// Writes the floors.
@@ -246,23 +229,53 @@ impl Walk {
     }
 }
 
-/// Progress of one job, as the kernel's map holds it.
+/// What one rank has reached. Side by side, because every request moves both.
 #[derive(Debug, Default)]
+#[repr(C)]
+struct Reached {
+    acked: Word,
+    contributed: Word,
+}
+
+/// Progress of one job, as the kernel's map holds it.
+#[derive(Debug)]
 #[repr(C)]
 pub struct Progress {
     /// Results that have arrived: slots are reused below the floor, min_ack.
-    pub acks: Track,
+    pub acks: Floor,
     /// Contributions that were acknowledged: floor p_min.
-    pub contributed: Track,
+    pub contributed: Floor,
     highest: Word,
     redo: Word,
     redo_attempt: Word,
     reserved: [Word; 1],
+    ranks: [Reached; MAX_RANKS],
 }
 
 const _: () = assert!(size_of::<Progress>() == 1088);
 
+impl Default for Progress {
+    fn default() -> Self {
+        Progress {
+            acks: Floor::default(),
+            contributed: Floor::default(),
+            highest: Word::default(),
+            redo: Word::default(),
+            redo_attempt: Word::default(),
+            reserved: Default::default(),
+            ranks: core::array::from_fn(|_| Reached::default()),
+        }
+    }
+}
+
 impl Progress {
+    /// Results that have arrived at a rank, and its contributions that were acknowledged.
+    #[must_use]
+    pub fn reached(&self, generation: u32, rank: usize) -> (Seq, Seq) {
+        let word = |word: &Word| Seq(word.get(generation));
+        self.ranks.get(rank).map_or_else(Default::default, |r| (word(&r.acked), word(&r.contributed)))
+    }
+
     /// The highest progress of any rank, p_max.
     #[inline(always)]
     pub fn highest(&self, generation: u32) -> Seq {
@@ -276,8 +289,9 @@ impl Progress {
         if highest.is_before(contributed) && contributed.since(highest) <= reach {
             self.highest.set(generation, contributed.0);
         }
-        self.acks.record(generation, rank, ack, reach)
-            | self.contributed.record(generation, rank, contributed, reach)
+        let reached = pick(&self.ranks, rank);
+        self.acks.record(generation, &reached.acked, rank, ack, reach)
+            | self.contributed.record(generation, &reached.contributed, rank, contributed, reach)
     }
 
     /// Computes both floors anew: when a rank at a floor moved, after a shrink, before a refusal that depends on a
@@ -347,12 +361,12 @@ mod tests {
             let (progress, reach) = (Progress::default(), 8);
             let members = Members { generation: GENERATION, expected: 0b1011, world: 4 };
             let mut model = [(start, start); 4];
-            for track in [&progress.acks, &progress.contributed] {
-                for rank in [0, 1, 3] {
-                    track.ranks[rank].set(GENERATION, start);
-                }
-                track.floor.set(GENERATION, start);
+            for rank in [0, 1, 3] {
+                progress.ranks[rank].acked.set(GENERATION, start);
+                progress.ranks[rank].contributed.set(GENERATION, start);
             }
+            progress.acks.floor.set(GENERATION, start);
+            progress.contributed.floor.set(GENERATION, start);
             for (rank, ack, contributed) in steps {
                 if members.expected >> rank & 1 == 1 {
                     model[rank] = (Seq(model[rank].0).plus(ack).0, Seq(model[rank].1).plus(contributed).0);
@@ -402,7 +416,7 @@ mod tests {
             (Progress::default(), Members { generation: GENERATION, expected: 0b11, world: 2 });
         record(&progress, members, 0, 7);
         record(&progress, members, 1, 7);
-        progress.acks.ranks[0].set(GENERATION, 6);
+        progress.ranks[0].acked.set(GENERATION, 6);
         assert_eq!(record(&progress, members, 1, 9), Seq(7));
         assert_eq!(record(&progress, members, 0, 8), Seq(8));
     }
@@ -427,7 +441,7 @@ mod tests {
             record(&progress, members, 0, ack);
             record(&progress, members, 1, ack);
         }
-        progress.acks.ranks[0].set(GENERATION, 5);
+        progress.ranks[0].acked.set(GENERATION, 5);
         record(&progress, members, 0, 30);
         assert_eq!(record(&progress, members, 1, 32), Seq(30));
     }

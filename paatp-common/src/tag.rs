@@ -5,6 +5,7 @@
 //! the tag of a sum is the sum of the tags, whatever the order of the additions. As running sums (`s += w; t += s`,
 //! then `2t − s`) it costs two additions a word.
 
+use crate::mind::barrier;
 use crate::{seq::Seq, wire::Chunk};
 
 /// Running sums over payload words.
@@ -67,12 +68,43 @@ pub const CHECKED_HEADER_WORDS: usize = 15;
 #[inline(always)]
 #[must_use]
 pub fn header_check(words: &[[u8; 4]; CHECKED_HEADER_WORDS]) -> u32 {
-    let (mut sum, mut sums) = (0u32, 0u32);
+    let mut check = HeaderCheck::default();
     for word in words {
-        sum = sum.wrapping_add(u32::from_be_bytes(*word));
-        sums = sums.wrapping_add(sum);
+        check.push(u32::from_be_bytes(*word) as u64);
+        // One word after the other: with all of them in hand LLVM would have to put most on the stack.
+        barrier();
     }
-    sums.wrapping_mul(2).wrapping_sub(sum)
+    check.value()
+}
+
+/// The weight of a word in a header's check, for words that come in any order.
+#[inline(always)]
+#[must_use]
+pub const fn header_weight(word: usize) -> u64 {
+    2 * (CHECKED_HEADER_WORDS - word) as u64 - 1
+}
+
+/// Running sums over the words of a header. Of 64 bits, because BPF's registers are; the upper halves mean nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HeaderCheck {
+    sum: u64,
+    sums: u64,
+}
+
+impl HeaderCheck {
+    /// Takes in the next word.
+    #[inline(always)]
+    pub fn push(&mut self, word: u64) {
+        self.sum = self.sum.wrapping_add(word);
+        self.sums = self.sums.wrapping_add(self.sum);
+    }
+
+    /// The check of all words so far.
+    #[inline(always)]
+    #[must_use]
+    pub const fn value(self) -> u32 {
+        self.sums.wrapping_mul(2).wrapping_sub(self.sum) as u32
+    }
 }
 
 #[cfg(test)]

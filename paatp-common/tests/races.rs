@@ -43,25 +43,29 @@ impl Racing<'_> {
 }
 
 impl Machine for Racing<'_> {
+    type JobRef = usize;
     type SlotRef = usize;
 
     fn header(&mut self) -> &mut Header {
         &mut self.header
     }
-    fn job(&self, number: u16) -> Option<&JobEntry> {
-        self.node.jobs.get(number as usize)
+    fn find(&self, number: u16) -> Option<usize> {
+        Some(number as usize)
     }
-    fn rules(&self, number: u16) -> Option<Rules> {
-        self.job(number).map(JobEntry::rules)
+    fn job(&self, job: usize) -> &JobEntry {
+        &self.node.jobs[job]
+    }
+    fn rules(&self, job: usize) -> Rules {
+        self.job(job).rules()
+    }
+    fn progress(&self, job: usize) -> &Progress {
+        &self.node.progress[job]
+    }
+    fn recompute(&mut self, job: usize, members: Members) {
+        self.progress(job).recompute(members);
     }
     fn rank(&self, number: u16, rank: u8) -> Option<&RankEntry> {
         self.node.ranks.get(number as usize * MAX_RANKS + rank as usize)
-    }
-    fn progress(&self, number: u16) -> Option<&Progress> {
-        self.node.progress.get(number as usize)
-    }
-    fn recompute(&mut self, number: u16, members: Members) {
-        self.node.progress[number as usize].recompute(members);
     }
     fn slot(&self, index: u32) -> Option<usize> {
         Some(index as usize)
@@ -77,7 +81,7 @@ impl Machine for Racing<'_> {
     fn count(&mut self, counter: u32) {
         self.node.counters.count(counter);
     }
-    fn forget(&self, value: u32) -> u32 {
+    fn forget(&self, value: u64) -> u64 {
         value
     }
     fn store(&mut self, slot: usize, blocks: u32) -> Option<u64> {

@@ -52,14 +52,6 @@ unsafe extern "C" fn visit(rank: u64, walk: *mut c_void) -> i64 {
     }
 }
 
-/// The same number, if `zero` is zero, which neither the compiler nor the verifier know. Opaque before, or LLVM would
-/// reuse an earlier blurred number, of which the verifier has learnt meanwhile; and after, or it would compare `zero`
-/// itself, and the verifier learn that.
-#[inline(always)]
-pub fn blur(value: u32, zero: u32) -> u32 {
-    blurred(value as u64, zero as u64) as u32
-}
-
 /// Takes a pointer off the stack. LLVM uses its place for smaller values later, and without CAP_PERFMON the verifier
 /// lets nothing smaller than a word be written over a pointer.
 #[inline(always)]
@@ -93,6 +85,13 @@ pub struct SlotMemory<const BLOCKS: usize> {
 #[derive(Clone, Copy)]
 pub struct Place<const BLOCKS: usize>(*mut SlotMemory<BLOCKS>);
 
+/// A job's elements of the tables.
+#[derive(Clone, Copy)]
+pub struct Tables {
+    job: *const JobEntry,
+    progress: *const Progress,
+}
+
 /// A table of slots for payloads of up to `BLOCKS` blocks.
 pub type SlotTable<const BLOCKS: usize> = Array<SlotMemory<BLOCKS>>;
 
@@ -117,7 +116,7 @@ pub struct Kernel<'a, const BLOCKS: usize, const SLOW: bool> {
     /// This CPU's counters.
     pub counters: &'static mut Counters,
     /// Zero, which neither compiler nor verifier know.
-    pub zero: u32,
+    pub zero: u64,
 }
 
 impl<const BLOCKS: usize, const SLOW: bool> Kernel<'_, BLOCKS, SLOW> {
@@ -315,6 +314,7 @@ unsafe extern "C" fn maximum_block(_turn: u64, walk: *mut c_void) -> i64 {
 }
 
 impl<const BLOCKS: usize, const SLOW: bool> Machine for Kernel<'_, BLOCKS, SLOW> {
+    type JobRef = Tables;
     type SlotRef = Place<BLOCKS>;
 
     #[inline(always)]
@@ -329,36 +329,43 @@ impl<const BLOCKS: usize, const SLOW: bool> Machine for Kernel<'_, BLOCKS, SLOW>
     }
 
     #[inline(always)]
-    fn job(&self, number: u16) -> Option<&JobEntry> {
-        maps::JOBS.get(number as u32)
+    fn find(&self, number: u16) -> Option<Tables> {
+        let (job, progress) = (maps::JOBS.get_ptr(number as u32)?, maps::PROGRESS.get_ptr(number as u32)?);
+        Some(Tables { job, progress })
     }
 
     #[inline(always)]
-    fn rules(&self, number: u16) -> Option<Rules> {
-        let entry = maps::JOBS.get_ptr(number as u32)?;
-        // SAFETY: an element of the table; volatile, so that it is really read again.
-        Some(unsafe { entry.read_volatile() }.rules())
+    fn job(&self, job: Tables) -> &JobEntry {
+        // SAFETY: an element of the table; user space changes it, one field after the other.
+        unsafe { &*job.job }
     }
 
     #[inline(always)]
-    fn rank(&self, number: u16, rank: u8) -> Option<&RankEntry> {
-        maps::RANKS.get(number as u32 * MAX_RANKS as u32 + rank as u32)
+    fn rules(&self, job: Tables) -> Rules {
+        // SAFETY: as above; volatile, so that it is really read again.
+        unsafe { job.job.read_volatile() }.rules()
     }
 
     #[inline(always)]
-    fn progress(&self, number: u16) -> Option<&Progress> {
-        maps::PROGRESS.get(number as u32)
+    fn progress(&self, job: Tables) -> &Progress {
+        // SAFETY: an element of the table, which holds atomic words only.
+        unsafe { &*job.progress }
     }
 
     #[inline(always)]
-    fn recompute(&mut self, number: u16, members: Members) {
-        let Some(progress) = maps::PROGRESS.get(number as u32) else { return };
+    fn recompute(&mut self, job: Tables, members: Members) {
+        let progress = self.progress(job);
         let mut walk =
             RankWalk { progress: (&raw const *progress).cast_mut(), walk: Walk::new(progress, members) };
         // SAFETY: `visit` is of the shape that the helper calls, and `walk` lives longer than the call.
         unsafe { bpf_loop(MAX_RANKS as u32, visit as *mut c_void, (&raw mut walk).cast(), 0) };
         forget_pointer(&mut walk.progress);
         walk.walk.finish(progress);
+    }
+
+    #[inline(always)]
+    fn rank(&self, number: u16, rank: u8) -> Option<&RankEntry> {
+        maps::RANKS.get(number as u32 * MAX_RANKS as u32 + rank as u32)
     }
 
     #[inline(always)]
@@ -396,12 +403,12 @@ impl<const BLOCKS: usize, const SLOW: bool> Machine for Kernel<'_, BLOCKS, SLOW>
 
     #[inline(always)]
     fn count(&mut self, counter: u32) {
-        self.counters.count(self.forget(counter));
+        self.counters.count(self.forget(counter as u64) as u32);
     }
 
     #[inline(always)]
-    fn forget(&self, value: u32) -> u32 {
-        blur(value, self.zero)
+    fn forget(&self, value: u64) -> u64 {
+        blurred(value, self.zero)
     }
 
     #[inline(always)]

@@ -16,14 +16,16 @@ pub mod kernel;
 pub mod maps;
 
 use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS, XDP_TX};
-use aya_ebpf::helpers::generated::{bpf_xdp_adjust_head, bpf_xdp_adjust_tail};
+use aya_ebpf::helpers::generated::{bpf_xdp_adjust_head, bpf_xdp_adjust_tail, bpf_xdp_get_buff_len};
 use aya_ebpf::programs::XdpContext;
 use paatp_common::aggregate::{self, Outcome};
 use paatp_common::counter::{Counters, Event};
 use paatp_common::frame::{self, Frame, Layout, Parsed};
 use paatp_common::job::Node;
 
-use kernel::{Kernel, SlotTable, blur};
+use paatp_common::mind::blurred;
+
+use kernel::{Kernel, SlotTable};
 
 /// One frame through the aggregator. Returns the XDP verdict.
 #[inline(always)]
@@ -37,26 +39,28 @@ pub fn serve<const BLOCKS: usize, const SLOW: bool>(
     // SAFETY: per-CPU memory, and XDP programs of one CPU do not interrupt each other.
     let counters: &'static mut Counters = unsafe { &mut *counters };
     let zero = zero_of(node);
-    let (layout, mut arrival) = match frame::parse(&frame_of(ctx), None, node) {
+    // SAFETY: a helper on our own context.
+    let length = unsafe { bpf_xdp_get_buff_len(ctx.ctx) } as u32;
+    let (layout, mut arrival) = match frame::parse(&frame_of(ctx), length, node) {
         Parsed::Ours(layout, arrival) => (layout, arrival),
         Parsed::NotOurs => {
             counters.note(Event::Passed);
             return XDP_PASS;
         }
         Parsed::Unread(refusal) => {
-            counters.count(blur(refusal.counter(), zero));
+            counters.count(blurred(refusal.counter() as u64, zero) as u32);
             return XDP_PASS;
         }
         Parsed::Bad(refusal) => {
-            counters.count(blur(refusal.counter(), zero));
+            counters.count(blurred(refusal.counter() as u64, zero) as u32);
             return XDP_DROP;
         }
     };
-    arrival.congested = blur(arrival.congested as u32, zero) != 0;
-    arrival.payload_bytes = blur(arrival.payload_bytes, zero);
+    arrival.congested = blurred(arrival.congested as u64, zero) != 0;
+    arrival.payload_bytes = blurred(arrival.payload_bytes as u64, zero) as u32;
     // The header of every layout to the place that it has in a plain frame: offsets stay constant.
     // Blurred, or LLVM would write the rest of the program twice, for plain frames and for others.
-    let excess = blur(layout.excess() as u32, zero);
+    let excess = blurred(layout.excess() as u64, zero);
     if excess != 0 && !move_head(ctx, excess as i32) {
         return XDP_DROP;
     }
@@ -64,13 +68,13 @@ pub fn serve<const BLOCKS: usize, const SLOW: bool>(
     let Outcome::Answer { payload } = aggregate::handle(&mut kernel, arrival) else {
         return XDP_DROP;
     };
-    let excess = blur(excess, zero);
+    let excess = blurred(excess, zero);
     if excess != 0 && !move_head(ctx, -(excess as i32)) {
         return XDP_DROP;
     }
     let kept = if payload { arrival.payload_bytes } else { 0 };
     let layout =
-        Layout { tags: blur(layout.tags as u32, zero) as u8, is_v6: blur(layout.is_v6 as u32, zero) != 0 };
+        Layout { tags: blurred(layout.tags as u64, zero) as u8, is_v6: blurred(layout.is_v6 as u64, zero) != 0 };
     if frame::turn_round(&mut frame_of(ctx), layout, kept).is_none() {
         return XDP_DROP;
     }
@@ -91,9 +95,9 @@ fn move_head(ctx: &XdpContext, bytes: i32) -> bool {
 
 /// Zero, but neither LLVM nor the verifier knows; see [`aggregate::Machine::forget`].
 #[inline(always)]
-fn zero_of(node: &Node) -> u32 {
+fn zero_of(node: &Node) -> u64 {
     // SAFETY: a field of a live reference.
-    unsafe { (&raw const node.reserved).read_volatile() }
+    unsafe { (&raw const node.reserved).read_volatile() as u64 }
 }
 
 /// The packet's linear part.

@@ -176,7 +176,8 @@ impl OwnedNode {
 
     /// One frame through the node, as the XDP program treats it.
     pub fn frame(&mut self, frame: &mut Vec<u8>) -> Verdict {
-        let (layout, arrival) = match frame::parse(&Frame::new(frame), None, &self.node) {
+        let length = frame.len() as u32;
+        let (layout, arrival) = match frame::parse(&Frame::new(frame), length, &self.node) {
             Parsed::NotOurs => {
                 self.counters.note(Event::Passed);
                 return Verdict::Pass;

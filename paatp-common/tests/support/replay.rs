@@ -62,7 +62,8 @@ pub fn check(bytes: &[u8]) {
 /// Makes right what a random frame never has right. The field `contributors`, which requests do not use, says what.
 fn mend(node: &OwnedNode, bytes: &[u8]) -> Option<Vec<u8>> {
     let mut frame = bytes.to_vec();
-    let Parsed::Ours(layout, _) = frame::parse(&Frame::new(&mut frame), None, &node.node) else {
+    let length = frame.len() as u32;
+    let Parsed::Ours(layout, _) = frame::parse(&Frame::new(&mut frame), length, &node.node) else {
         return None;
     };
     let start = layout.header();
@@ -108,7 +109,7 @@ fn run(node: &mut OwnedNode, mut frame: Vec<u8>) {
         Verdict::Pass => assert!(is_unchanged && frame == original, "not ours, and not as it was"),
         Verdict::Drop => assert!(is_unchanged, "dropped, and a slot changed"),
         Verdict::Transmit => {
-            let layout = match frame::parse(&Frame::new(&mut original.clone()), None, &node.node) {
+            let layout = match frame::parse(&Frame::new(&mut original.clone()), original.len() as u32, &node.node) {
                 Parsed::Ours(layout, _) => layout,
                 other => panic!("answered {other:?}"),
             };

@@ -384,9 +384,7 @@ impl Net {
     pub fn describe(&self) -> String {
         let mut text = format!("at {} µs, left {:?}", self.now, self.left);
         for (rank, worker) in self.workers.iter().enumerate() {
-            let progress = &self.aggregator.progress[0];
-            let (acks, contributed) = (&progress.acks, &progress.contributed);
-            let known = (acks.of(GENERATION, rank), contributed.of(GENERATION, rank));
+            let known = self.aggregator.progress[0].reached(GENERATION, rank);
             text += &format!("\nrank {rank}: chunks {:?}, aggregator knows {known:?}", worker.chunks());
             text += &format!(", timeout {:?}, {:?}", worker.poll_timeout(), worker.statistics());
         }

@@ -341,9 +341,9 @@ fn snapshot(words: [u64; PROGRESS_WORDS], entry: &JobEntry) -> ProgressSnapshot 
     // (asserted by the array's length) and take every bit pattern.
     let progress: Progress = unsafe { std::mem::transmute(words) };
     let generation = entry.generation;
-    let rank = |rank: usize| RankProgress {
-        acknowledged: progress.acks.of(generation, rank).0,
-        contributed: progress.contributed.of(generation, rank).0,
+    let rank = |rank: usize| {
+        let (acknowledged, contributed) = progress.reached(generation, rank);
+        RankProgress { acknowledged: acknowledged.0, contributed: contributed.0 }
     };
     let ranks: Vec<RankProgress> = (0..usize::from(entry.world)).map(rank).collect();
     let expected = ranks.iter().zip(0..).filter(|(_, rank)| entry.expected >> rank & 1 == 1);
