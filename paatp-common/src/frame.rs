@@ -322,10 +322,10 @@ pub fn turn_round(frame: &mut Frame<'_>, layout: Layout, payload: u32) -> Option
         ip = ip.past_tag();
     }
     let mut udp = if layout.is_v6 { turn_v6(&mut ip, datagram)? } else { turn_v4(&mut ip, datagram)? };
-    let udp: &mut UdpHdr = udp.at_mut(0)?;
-    core::mem::swap(&mut udp.src, &mut udp.dst);
-    udp.len = datagram.to_be_bytes();
-    udp.check = [0; 2];
+    let words: &mut [[u8; 4]; 2] = udp.at_mut(0)?;
+    let ports = u32::from_ne_bytes(words[0]).rotate_left(16);
+    // The length, and no checksum.
+    *words = [ports.to_ne_bytes(), (u32::from(datagram) << 16).to_be_bytes()];
     Some(())
 }
 
@@ -345,24 +345,22 @@ fn turn_v6<'a>(frame: &mut Frame<'a>, datagram: u16) -> Option<Frame<'a>> {
 /// Returns what follows the IP header.
 #[inline(always)]
 fn turn_v4<'a>(frame: &mut Frame<'a>, datagram: u16) -> Option<Frame<'a>> {
-    let ip: &mut Ipv4Hdr = frame.at_mut(0)?;
-    core::mem::swap(&mut ip.src_addr, &mut ip.dst_addr);
-    ip.tot_len = (datagram + IPV4_BYTES as u16).to_be_bytes();
-    ip.ttl = TIME_TO_LIVE;
-    if ip.tos & CONGESTED == CONGESTED {
-        ip.tos = ip.tos & !CONGESTED | ECN_CAPABLE;
-    }
-    ip.check = [0; 2];
-    let words: &[[u8; 4]; 5] = frame.at(0)?;
-    let mut sum = 0u64;
-    for word in words {
-        sum += u64::from(u32::from_be_bytes(*word));
+    let words: &mut [[u8; 4]; 5] = frame.at_mut(0)?;
+    let [first, fragment, hops, source, destination] = *words;
+    let old = u32::from_be_bytes(first);
+    let congested = (old >> 16) as u8 & CONGESTED == CONGESTED;
+    let marks = if congested { u32::from(CONGESTED ^ ECN_CAPABLE) << 16 } else { 0 };
+    let first = old & 0xFFFF_0000 ^ marks | u32::from(datagram + IPV4_BYTES as u16);
+    let hops = u32::from(TIME_TO_LIVE) << 24 | u32::from(hops[1]) << 16;
+    let mut sum = u64::from(first) + u64::from(hops);
+    for word in [fragment, source, destination] {
+        sum += u64::from(u32::from_be_bytes(word));
     }
     // Three folds: 35 bits become 20, 17 and 16.
     for _ in 0..3 {
         sum = (sum & 0xFFFF) + (sum >> 16);
     }
-    let ip: &mut Ipv4Hdr = frame.at_mut(0)?;
-    ip.check = (!(sum as u16)).to_be_bytes();
+    let hops = hops | u32::from(!(sum as u16));
+    *words = [first.to_be_bytes(), fragment, hops.to_be_bytes(), destination, source];
     Some(frame.past_ipv4())
 }

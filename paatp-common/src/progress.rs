@@ -146,21 +146,21 @@ fn later(a: Seq, b: Seq) -> Seq {
     b.plus((ahead as u64 & !negative(ahead)) as u32)
 }
 
-/// The rank nearest to a floor: its steps from there above eight bits of its number, so that the lower of two such words
-/// is the nearer rank.
+/// The rank nearest to a floor: its steps from there above eight bits of its number, complemented. The lower of two such
+/// words is the nearer rank, or the later one of two that are equally near.
 #[derive(Clone, Copy, Debug)]
 struct Least(u64);
 
 impl Least {
     /// Further than any rank can be.
-    const NONE: Least = Least((u32::MAX as u64) << 8);
+    const NONE: Least = Least((u32::MAX as u64) << 8 | 0xFF);
 
     /// Takes in a rank that has reached `value`, unless `ignored` is all ones. One below the floor counts as at it: two
     /// CPUs wrote its word in the wrong order.
     #[inline(always)]
     fn take(&mut self, value: u32, floor: Seq, rank: u64, ignored: u64) {
         let steps = i64::from(Seq(value).since(floor) as i32);
-        let word = (steps as u64 & !negative(steps)) << 8 | rank | ignored >> 1;
+        let word = (steps as u64 & !negative(steps)) << 8 | rank ^ 0xFF | ignored >> 1;
         let change = word.wrapping_sub(self.0);
         self.0 = self.0.wrapping_add(change & negative(change as i64));
     }
@@ -172,7 +172,7 @@ impl Least {
 
     #[inline(always)]
     const fn rank(self) -> u32 {
-        self.0 as u32 & 0xFF
+        self.0 as u32 & 0xFF ^ 0xFF
     }
 }
 

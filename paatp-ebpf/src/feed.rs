@@ -9,7 +9,7 @@ use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, PerCpuArray};
 use aya_ebpf::programs::XdpContext;
 use paatp_common::frame::Frame;
-use paatp_common::limits::MAX_RANKS;
+use paatp_common::limits::{BLOCK_BYTES, MAX_RANKS, WIDE_BLOCKS};
 use paatp_common::seq::Seq;
 use paatp_common::tag;
 use paatp_common::wire::Header;
@@ -93,11 +93,24 @@ pub fn next(ctx: &XdpContext) -> Option<()> {
     header.set_token(number as u32);
     header.set_tag(tag::salt(feed.keys[rank as usize], Seq(seq), header.chunk()));
     header.seal();
+    warm(ctx);
     // Atomic, so that all the writes above have reached the cache, as those of a network card have, before the aggregator
     // reads the frame: it would else pay for waiting for them.
     // SAFETY: a word of a map.
     unsafe { atomic::fetch_add(fed, 1) };
     Some(())
+}
+
+/// Reads the payload once: lengthening a frame clears it past the first-level cache, and the aggregator would pay for that.
+#[inline(always)]
+fn warm(ctx: &XdpContext) {
+    const LINE: usize = 64;
+    let frame = frame_of(ctx);
+    for line in 0..(WIDE_BLOCKS * BLOCK_BYTES / LINE) {
+        let Some(byte) = frame.at::<[u8; 1]>(OUTER_BYTES + size_of::<Header>() + line * LINE) else { break };
+        // SAFETY: a live reference; volatile, or nothing would be read.
+        unsafe { byte.as_ptr().read_volatile() };
+    }
 }
 
 /// Bytes that a live frame is longer than what is sent of it.

@@ -342,8 +342,15 @@ impl<const BLOCKS: usize, const SLOW: bool> Machine for Kernel<'_, BLOCKS, SLOW>
 
     #[inline(always)]
     fn rules(&self, job: Tables) -> Rules {
-        // SAFETY: as above; volatile, so that it is really read again.
-        unsafe { job.job.read_volatile() }.rules()
+        // SAFETY: as above; volatile, so that the fields are really read again.
+        unsafe {
+            Rules {
+                generation: (&raw const (*job.job).generation).read_volatile(),
+                expected: (&raw const (*job.job).expected).read_volatile(),
+                quorum: (&raw const (*job.job).quorum).read_volatile(),
+                epoch: (&raw const (*job.job).epoch).read_volatile(),
+            }
+        }
     }
 
     #[inline(always)]
