@@ -23,6 +23,11 @@ const PORT: u16 = 20_545;
 const SOURCE: [u8; 4] = [10, 0, 0, 1];
 const DESTINATION: [u8; 4] = [10, 0, 0, 2];
 
+/// Cycles that one run of `clock` (`paatp-ebpf/src/bin/lab.rs`) takes.
+const CLOCK_CYCLES: u32 = 4096;
+/// Its runs in one measurement: a few milliseconds.
+const CLOCK_RUNS: u32 = 4000;
+
 /// `paatp-ebpf/src/feed.rs` has the same layout.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -123,6 +128,14 @@ impl Bed {
         let frame = self.frame.clone();
         let options = TestRunOptions { data_in: Some(&frame), repeat, ..TestRunOptions::new() };
         Ok(self.program(name)?.test_run(options)?.duration)
+    }
+
+    /// Cycles of the core's clock in a nanosecond, now.
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub fn clock(&mut self) -> Result<f64> {
+        Ok(f64::from(CLOCK_CYCLES) / self.run("clock", CLOCK_RUNS)?.as_nanos() as f64)
     }
 
     /// Runs what makes the frames alone, and sets the count back: the contributions that it stands for were not made.

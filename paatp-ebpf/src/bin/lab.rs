@@ -18,6 +18,7 @@ use aya_ebpf::maps::Array;
 use aya_ebpf::programs::XdpContext;
 use paatp_common::frame::Frame;
 use paatp_common::limits::{STANDARD_BLOCKS, WIDE_BLOCKS};
+use paatp_common::mind::{blurred, opaque};
 use paatp_ebpf::kernel::{FAST, NAIVE, SlotTable};
 use paatp_ebpf::maps::MMAPABLE;
 
@@ -49,6 +50,26 @@ pub fn echo(ctx: XdpContext) -> u32 {
     let Some(macs) = frame.at_mut::<[[u8; 6]; 2]>(0) else { return XDP_DROP };
     macs.swap(0, 1);
     XDP_TX
+}
+
+/// Steps that [`clock`] does in one turn, and its turns. The benchmark (`paatp-tests`) knows their product.
+const CLOCK_STEPS: u32 = 16;
+const CLOCK_TURNS: u32 = 256;
+
+/// 4096 instructions that wait for each other: as many cycles of the core's clock, for benchmarks on machines whose clock
+/// is unsteady.
+#[xdp]
+pub fn clock(_: XdpContext) -> u32 {
+    let step = opaque(1);
+    let mut word = step;
+    let mut turn = 0u64;
+    while turn < u64::from(CLOCK_TURNS) {
+        for _ in 0..CLOCK_STEPS {
+            word = blurred(word, step);
+        }
+        turn += 1;
+    }
+    if word == step { XDP_PASS } else { XDP_DROP }
 }
 
 /// Makes the frame the next contribution and sends it out of its interface: for live frames.

@@ -64,6 +64,8 @@ struct Contribution {
     ns: f64,
     ns_min: f64,
     ns_max: f64,
+    /// Cycles of the core's clock, as measured beside each round.
+    cycles: f64,
     payload_gbit_per_s: f64,
     /// Of making the frame, subtracted.
     feeding_ns: f64,
@@ -110,7 +112,7 @@ fn main() -> Result<()> {
     ] {
         let setup = Setup { lanes, slots, ranks: RANKS, with_results };
         let program = if lanes > 352 { "feed_aggregate_wide" } else { "feed_aggregate" };
-        let (ns, feeding) = cost(setup, program, &args)?;
+        let Cost { ns, cycles, feeding_ns } = cost(setup, program, &args)?;
         let row = Contribution {
             lanes,
             cache,
@@ -118,17 +120,27 @@ fn main() -> Result<()> {
             ns: ns.median,
             ns_min: ns.min,
             ns_max: ns.max,
+            cycles: cycles.median,
             payload_gbit_per_s: f64::from(lanes) * 32.0 / ns.median,
-            feeding_ns: feeding.median,
+            feeding_ns: feeding_ns.median,
         };
         println!(
-            "{:>4} lanes, {:<4} slots, answer with {:<6}: {:6.1} ns [{:.1}, {:.1}]  {:6.1} Gbit/s of payload  (feeding {:.1} ns)",
-            lanes, cache, row.answer, row.ns, row.ns_min, row.ns_max, row.payload_gbit_per_s, row.feeding_ns
+            "{:>4} lanes, {:<4} slots, answer with {:<6}: {:6.1} ns [{:.1}, {:.1}] = {:.0} cycles of {:.2} GHz  {:6.1} Gbit/s of payload  (feeding {:.1} ns)",
+            lanes,
+            cache,
+            row.answer,
+            row.ns,
+            row.ns_min,
+            row.ns_max,
+            row.cycles,
+            row.cycles / row.ns,
+            row.payload_gbit_per_s,
+            row.feeding_ns
         );
         contribution.push(row);
     }
     let setup = Setup { lanes: 352, slots: HOT_SLOTS, ranks: RANKS, with_results: false };
-    let (naive, _) = cost(setup, "feed_naive", &args)?;
+    let naive = cost(setup, "feed_naive", &args)?.ns;
     let speedup = naive.median / contribution[1].ns;
     println!("the same with a loop of 32-bit additions: {:.1} ns, {speedup:.2} times as long", naive.median);
     let live_frames = live(&args)?;
@@ -166,22 +178,32 @@ fn cpu_model() -> String {
     line.map_or_else(|| "unknown".to_owned(), |line| line.trim_start_matches([' ', '\t', ':']).to_owned())
 }
 
-/// Nanoseconds of a contribution, and of feeding it.
-fn cost(setup: Setup, program: &str, args: &Args) -> Result<(Spread, Spread)> {
+/// What one contribution takes.
+struct Cost {
+    ns: Spread,
+    cycles: Spread,
+    /// Of making its frame, which is not part of the above.
+    feeding_ns: Spread,
+}
+
+fn cost(setup: Setup, program: &str, args: &Args) -> Result<Cost> {
     let mut bed = Bed::new(setup)?;
     // Once round the ring, so that no page is touched for the first time later.
     bed.run(program, setup.slots * u32::from(setup.ranks))?;
-    let (mut net, mut feeding) = (Vec::new(), Vec::new());
+    let (mut net, mut cycles, mut feeding) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..args.rounds {
+        let clock = bed.clock()?;
         let before = bed.counters()?;
         let whole = bed.run(program, args.repeat)?;
         bed.check(&before, u64::from(args.repeat))?;
         // The feeder counts on, and must not leave gaps: it gets a bed of its own state, but the same frame.
         let fed = bed.run_feeder(args.repeat)?;
+        let ns = whole.as_nanos() as f64 - fed.as_nanos() as f64;
         feeding.push(fed.as_nanos() as f64);
-        net.push(whole.as_nanos() as f64 - fed.as_nanos() as f64);
+        cycles.push(ns * (clock + bed.clock()?) / 2.0);
+        net.push(ns);
     }
-    Ok((Spread::of(net), Spread::of(feeding)))
+    Ok(Cost { ns: Spread::of(net), cycles: Spread::of(cycles), feeding_ns: Spread::of(feeding) })
 }
 
 /// Frames per second through a veth pair whose far end drops, echoes or aggregates.
