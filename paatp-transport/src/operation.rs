@@ -138,10 +138,10 @@ impl Operation {
         }
     }
 
-    /// Writes a chunk's lanes.
-    pub fn write(&self, piece: Piece, exponent: i8, payload: &mut [u8]) {
-        let Some(tensor) = self.tensors.get(piece.tensor) else { return };
-        let Ok(lanes) = bytemuck::try_cast_slice_mut::<u8, Lane>(payload) else { return };
+    /// Writes a chunk's lanes and returns their tag, without salt. `None` if there is no such piece.
+    pub fn write(&self, piece: Piece, exponent: i8, payload: &mut [u8]) -> Option<u64> {
+        let tensor = self.tensors.get(piece.tensor)?;
+        let lanes = bytemuck::try_cast_slice_mut::<u8, Lane>(payload).ok()?;
         let range = piece.start..piece.start + piece.len;
         let (quantiser, extreme) = (self.quantiser, self.extreme());
         macro_rules! floats {
@@ -153,7 +153,7 @@ impl Operation {
                 }
             }};
         }
-        match &tensor.values {
+        Some(match &tensor.values {
             Values::F32(values) => floats!(values),
             Values::F16(values) => floats!(values),
             Values::Bf16(values) => floats!(values),
@@ -164,7 +164,7 @@ impl Operation {
                     Some(extreme) => extreme.integer_keys(values, lanes),
                 }
             }
-        }
+        })
     }
 
     /// Reads a result into its place.

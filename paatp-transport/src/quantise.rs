@@ -1,9 +1,16 @@
 //! Block floating point: floats as integers of one scale, so that sums do not depend on the order of additions.
 //!
-//! `docs/numerics.md` has the definition and the derivation of the error bound. The loops over slices have no branch
-//! for single elements, so that they vectorise.
+//! `docs/numerics.md` has the definition and the derivation of the error bound. Here is what a chunk's scale means; the
+//! loops are in [`kernels`], and run with the widest vectors of the processor.
 
-use half::{bf16, f16};
+mod element;
+pub mod kernels;
+mod vectors;
+
+pub use element::Float;
+pub use vectors::Vectors;
+
+use element::power_of_two;
 
 /// One lane as it travels: network order.
 pub type Lane = [u8; 4];
@@ -15,13 +22,6 @@ pub const E_MIN: i8 = -125;
 /// Sign bit of an f32 or i32.
 const SIGN: u32 = 1 << 31;
 
-/// Adding 1.5·2^52 to an f64 of magnitude below 2^51 rounds it to an integer, ties to even, and leaves that integer in
-/// two's complement in the low mantissa bits.
-const ROUNDER: f64 = 6_755_399_441_055_744.0;
-
-/// From this quantum on no sum, nor its 64th part, is below 2^-126 except zero.
-const NORMAL_QUANTUM: f64 = power_of_two(-120);
-
 /// A value that cannot be contributed, by its place in the slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unfit {
@@ -29,135 +29,30 @@ pub struct Unfit {
     pub index: usize,
 }
 
-/// A float type that tensors may hold.
-pub trait Float: Copy {
-    /// Magnitude of infinity.
-    const INFINITY: u32;
-    /// The bits without the sign: ordered as the absolute values are, with NaN above infinity.
-    fn magnitude(self) -> u32;
-    /// The positive number of this magnitude.
-    fn of_magnitude(magnitude: u32) -> Self;
-    /// Exactly.
-    fn widen(self) -> f32;
-    /// Rounded once to the nearest, ties to even.
-    fn narrow(value: f64) -> Self;
-    /// The same for zero and magnitudes of at least 2^-126, without branches if there is a way.
-    #[inline(always)]
-    fn narrow_normal(value: f64) -> Self {
-        Self::narrow(value)
-    }
-}
-
-impl Float for f32 {
-    const INFINITY: u32 = 0x7F80_0000;
-
-    #[inline(always)]
-    fn magnitude(self) -> u32 {
-        self.to_bits() & !SIGN
-    }
-
-    #[inline(always)]
-    fn of_magnitude(magnitude: u32) -> f32 {
-        f32::from_bits(magnitude)
-    }
-
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        self
-    }
-
-    #[inline(always)]
-    fn narrow(value: f64) -> f32 {
-        value as f32
-    }
-}
-
-impl Float for f16 {
-    const INFINITY: u32 = 0x7C00;
-
-    #[inline(always)]
-    fn magnitude(self) -> u32 {
-        u32::from(self.to_bits() & 0x7FFF)
-    }
-
-    #[inline(always)]
-    fn of_magnitude(magnitude: u32) -> f16 {
-        f16::from_bits(magnitude as u16)
-    }
-
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        self.to_f32()
-    }
-
-    #[inline(always)]
-    fn narrow(value: f64) -> f16 {
-        f16::from_f64(sticky(value))
-    }
-}
-
-impl Float for bf16 {
-    const INFINITY: u32 = 0x7F80;
-
-    #[inline(always)]
-    fn magnitude(self) -> u32 {
-        u32::from(self.to_bits() & 0x7FFF)
-    }
-
-    #[inline(always)]
-    fn of_magnitude(magnitude: u32) -> bf16 {
-        bf16::from_bits(magnitude as u16)
-    }
-
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        f32::from_bits(u32::from(self.to_bits()) << 16)
-    }
-
-    #[inline(always)]
-    fn narrow(value: f64) -> bf16 {
-        bf16::from_f64(sticky(value))
-    }
-
-    /// As f32 with a sticky last bit (exact, for a normal f32 has 23 bits of mantissa), then to 16 bits by hand.
-    #[inline(always)]
-    fn narrow_normal(value: f64) -> bf16 {
-        const KEPT: u64 = !((1 << 30) - 1);
-        let bits = value.to_bits();
-        let folded = (bits & KEPT) | (u64::from(bits & !KEPT != 0) << 29);
-        let bits = (f64::from_bits(folded) as f32).to_bits();
-        bf16::from_bits(((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) as u16)
-    }
-}
-
-/// Folds the low half of the mantissa into one bit: `half` 2.7 drops that half before it rounds, which would take numbers
-/// just beside a tie for ties.
-#[inline(always)]
-fn sticky(value: f64) -> f64 {
-    let bits = value.to_bits();
-    let low = bits & u64::from(u32::MAX);
-    f64::from_bits((bits - low) | (u64::from(low != 0) << 32))
-}
-
-/// 2^`exponent`, for exponents of normal numbers.
-#[inline(always)]
-const fn power_of_two(exponent: i32) -> f64 {
-    f64::from_bits(((1023 + exponent) as u64) << 52)
-}
-
 /// The exponent that a block of these values needs, at least [`E_MIN`].
 ///
 /// # Errors
 /// The first value that is NaN or infinite.
 pub fn exponent<T: Float>(values: &[T]) -> Result<i8, Unfit> {
-    // Signed, because SSE2 has no unsigned maximum.
-    let largest = values.iter().map(|v| v.magnitude() as i32).fold(0, i32::max) as u32;
-    if largest >= T::INFINITY {
-        let index = values.iter().position(|v| v.magnitude() >= T::INFINITY).unwrap_or(0);
-        return Err(Unfit { index });
-    }
+    let largest = kernels::largest(Vectors::widest(), values);
+    finite(values, largest)?;
     let biased = (T::of_magnitude(largest).widen().to_bits() >> 23) as i32;
     Ok((biased - 127).max(i32::from(E_MIN)) as i8)
+}
+
+/// Tests values by the largest magnitude among them.
+fn finite<T: Float>(values: &[T], largest: T::Magnitude) -> Result<(), Unfit> {
+    if largest < T::INFINITY {
+        return Ok(());
+    }
+    let index = values.iter().position(|value| value.magnitude() >= T::INFINITY).unwrap_or(0);
+    Err(Unfit { index })
+}
+
+/// The tag of a payload of whole blocks, without salts.
+#[must_use]
+pub fn payload_tag(payload: &[u8]) -> u64 {
+    kernels::payload_tag(Vectors::widest(), payload)
 }
 
 /// Half a quantum a rank: the most that the sum of one element over `world` ranks differs from the exact sum, before it is
@@ -168,6 +63,8 @@ pub fn error_bound(world: u8, exponent: i8) -> f64 {
 }
 
 /// Turns values into lanes and back, for one number of ranks.
+///
+/// What writes lanes fills those beyond the values with padding, and returns the [`payload_tag`] of the lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quantiser {
     bias: u32,
@@ -195,29 +92,16 @@ impl Quantiser {
         power_of_two(exponent as i32 + 1 - self.bits as i32)
     }
 
-    /// Writes `values` as lanes of this scale and fills the other lanes with zeros. The values must not exceed the
-    /// exponent that [`exponent`] tells, which is what the ranks agree on.
-    pub fn quantise<T: Float>(self, values: &[T], exponent: i8, lanes: &mut [Lane]) {
+    /// Writes `values` as lanes of this scale; padding is zero. The values must not exceed the exponent that [`exponent`]
+    /// tells, which is what the ranks agree on.
+    pub fn quantise<T: Float>(self, values: &[T], exponent: i8, lanes: &mut [Lane]) -> u64 {
         let scale = power_of_two(self.bits as i32 - i32::from(exponent) - 1);
-        for (lane, value) in lanes.iter_mut().zip(values) {
-            let rounded = f64::from(value.widen()) * scale + ROUNDER;
-            *lane = (rounded.to_bits() as u32).wrapping_add(self.bias).to_be_bytes();
-        }
-        self.pad(values.len(), lanes);
+        kernels::quantise(Vectors::widest(), values, scale, self.bias, lanes)
     }
 
-    /// Writes integers as lanes. Their magnitudes must be below B, see [`Quantiser::unfit_integer`].
-    pub fn shift(self, values: &[i32], lanes: &mut [Lane]) {
-        for (lane, value) in lanes.iter_mut().zip(values) {
-            *lane = (*value as u32).wrapping_add(self.bias).to_be_bytes();
-        }
-        self.pad(values.len(), lanes);
-    }
-
-    fn pad(self, used: usize, lanes: &mut [Lane]) {
-        if let Some(rest) = lanes.get_mut(used..) {
-            rest.fill(self.bias.to_be_bytes());
-        }
+    /// Writes integers as lanes; padding is zero. Their magnitudes must be below B, see [`Quantiser::unfit_integer`].
+    pub fn shift(self, values: &[i32], lanes: &mut [Lane]) -> u64 {
+        kernels::shift(Vectors::widest(), values, self.bias, lanes)
     }
 
     /// Tests that integers fit lanes.
@@ -225,18 +109,16 @@ impl Quantiser {
     /// # Errors
     /// The first that does not.
     pub fn unfit_integer(self, values: &[i32]) -> Result<(), Unfit> {
-        let unfit = |value: &i32| value.unsigned_abs() >= self.bias;
-        // Without an early exit, to vectorise.
-        if values.iter().fold(false, |any, value| any | unfit(value)) {
-            return Err(Unfit { index: values.iter().position(unfit).unwrap_or(0) });
+        if kernels::are_below(Vectors::widest(), values, self.bias) {
+            return Ok(());
         }
-        Ok(())
+        let unfit = |value: &i32| value.unsigned_abs() >= self.bias;
+        Err(Unfit { index: values.iter().position(unfit).unwrap_or(0) })
     }
 
-    /// The number that a lane of a result of `contributors` ranks holds.
-    #[inline(always)]
-    fn number(self, lane: Lane, contributors: u32) -> i32 {
-        u32::from_be_bytes(lane).wrapping_sub(contributors.wrapping_mul(self.bias)) as i32
+    /// What the lanes of a result of `contributors` ranks hold beside its number.
+    const fn biases(self, contributors: u32) -> u32 {
+        contributors.wrapping_mul(self.bias)
     }
 
     /// Reads sums.
@@ -244,7 +126,9 @@ impl Quantiser {
     /// # Errors
     /// The first sum that the type cannot hold.
     pub fn sums<T: Float>(self, scale: Scale, lanes: &[Lane], values: &mut [T]) -> Result<(), Unfit> {
-        self.read(scale, lanes, values, |sum| sum)
+        let (biases, quantum) = (self.biases(scale.contributors), self.quantum(scale.exponent));
+        let largest = kernels::sums(Vectors::widest(), lanes, biases, quantum, values);
+        finite(values, largest)
     }
 
     /// Reads sums as means.
@@ -252,43 +136,21 @@ impl Quantiser {
     /// # Errors
     /// The first mean that the type cannot hold; only a broken exponent makes one.
     pub fn means<T: Float>(self, scale: Scale, lanes: &[Lane], values: &mut [T]) -> Result<(), Unfit> {
-        let divisor = f64::from(scale.contributors);
-        self.read(scale, lanes, values, |sum| sum / divisor)
-    }
-
-    #[inline(always)]
-    fn read<T: Float>(
-        self,
-        scale: Scale,
-        lanes: &[Lane],
-        values: &mut [T],
-        finish: impl Fn(f64) -> f64,
-    ) -> Result<(), Unfit> {
-        let quantum = self.quantum(scale.exponent);
-        let sum = |lane: &Lane| finish(f64::from(self.number(*lane, scale.contributors)) * quantum);
-        if quantum >= NORMAL_QUANTUM {
-            values.iter_mut().zip(lanes).for_each(|(value, lane)| *value = T::narrow_normal(sum(lane)));
-        } else {
-            values.iter_mut().zip(lanes).for_each(|(value, lane)| *value = T::narrow(sum(lane)));
-        }
-        finite(values)
+        let (biases, quantum) = (self.biases(scale.contributors), self.quantum(scale.exponent));
+        let largest =
+            kernels::means(Vectors::widest(), lanes, biases, quantum, scale.contributors, values);
+        finite(values, largest)
     }
 
     /// Reads sums of integers.
     pub fn integer_sums(self, contributors: u32, lanes: &[Lane], values: &mut [i32]) {
-        for (value, lane) in values.iter_mut().zip(lanes) {
-            *value = self.number(*lane, contributors);
-        }
+        kernels::integer_sums(Vectors::widest(), lanes, self.biases(contributors), values);
     }
 
     /// Reads sums of integers as means, rounded to the nearest, ties to even.
     pub fn integer_means(self, contributors: u32, lanes: &[Lane], values: &mut [i32]) {
-        let divisor = f64::from(contributors);
-        for (value, lane) in values.iter_mut().zip(lanes) {
-            // The quotient's rounding error (2^-22) cannot make a tie: others are 1/128 away from one.
-            let rounded = f64::from(self.number(*lane, contributors)) / divisor + ROUNDER;
-            *value = rounded.to_bits() as i32;
-        }
+        let biases = self.biases(contributors);
+        kernels::integer_means(Vectors::widest(), lanes, biases, contributors, values);
     }
 }
 
@@ -301,11 +163,9 @@ pub struct Scale {
     pub contributors: u32,
 }
 
-fn finite<T: Float>(values: &[T]) -> Result<(), Unfit> {
-    exponent(values).map(|_| ())
-}
-
 /// Largest or smallest.
+///
+/// What writes lanes returns their [`payload_tag`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extreme {
     /// Largest.
@@ -316,7 +176,6 @@ pub enum Extreme {
 
 impl Extreme {
     /// What turns keys so that the larger key wins.
-    #[inline(always)]
     const fn mask(self) -> u32 {
         match self {
             Extreme::Max => 0,
@@ -325,13 +184,8 @@ impl Extreme {
     }
 
     /// Writes order-preserving keys: u32 numbers in the order of the values (−0 below +0). The other lanes get 0.
-    pub fn keys<T: Float>(self, values: &[T], lanes: &mut [Lane]) {
-        for (lane, value) in lanes.iter_mut().zip(values) {
-            let bits = value.widen().to_bits();
-            let turn = (bits as i32 >> 31) as u32 | SIGN;
-            *lane = (bits ^ turn ^ self.mask()).to_be_bytes();
-        }
-        clear(values.len(), lanes);
+    pub fn keys<T: Float>(self, values: &[T], lanes: &mut [Lane]) -> u64 {
+        kernels::keys(Vectors::widest(), values, self.mask(), lanes)
     }
 
     /// Reads keys.
@@ -339,35 +193,24 @@ impl Extreme {
     /// # Errors
     /// The first key that stands for no finite number.
     pub fn values<T: Float>(self, lanes: &[Lane], values: &mut [T]) -> Result<(), Unfit> {
-        for (value, lane) in values.iter_mut().zip(lanes) {
-            let key = u32::from_be_bytes(*lane) ^ self.mask();
-            let turn = !((key as i32 >> 31) as u32) | SIGN;
-            *value = T::narrow(f64::from(f32::from_bits(key ^ turn)));
-        }
-        finite(values)
+        let largest = kernels::values(Vectors::widest(), lanes, self.mask(), values);
+        finite(values, largest)
     }
 
     /// As [`Extreme::keys`], of integers.
-    pub fn integer_keys(self, values: &[i32], lanes: &mut [Lane]) {
-        for (lane, value) in lanes.iter_mut().zip(values) {
-            *lane = (*value as u32 ^ SIGN ^ self.mask()).to_be_bytes();
-        }
-        clear(values.len(), lanes);
+    pub fn integer_keys(self, values: &[i32], lanes: &mut [Lane]) -> u64 {
+        kernels::integer_keys(Vectors::widest(), values, self.mask(), lanes)
     }
 
     /// As [`Extreme::values`], of integers.
     pub fn integer_values(self, lanes: &[Lane], values: &mut [i32]) {
-        for (value, lane) in values.iter_mut().zip(lanes) {
-            *value = (u32::from_be_bytes(*lane) ^ SIGN ^ self.mask()) as i32;
-        }
+        kernels::integer_values(Vectors::widest(), lanes, self.mask(), values);
     }
 }
 
-fn clear(used: usize, lanes: &mut [Lane]) {
-    if let Some(rest) = lanes.get_mut(used..) {
-        rest.fill([0; 4]);
-    }
-}
+#[cfg(test)]
+#[path = "quantise/reference.rs"]
+mod reference;
 
 #[cfg(test)]
 #[path = "quantise_tests.rs"]

@@ -10,9 +10,7 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
-use paatp_common::lanes::{self, WireBlock};
-use paatp_common::limits::{BLOCK_BYTES, MAX_ATTEMPTS};
-use paatp_common::tag::Tag;
+use paatp_common::limits::MAX_ATTEMPTS;
 use paatp_common::wire::Chunk;
 
 use crate::membership::Membership;
@@ -166,15 +164,6 @@ impl Ring {
     fn index(&self, position: u64) -> usize {
         (position % self.entries.len() as u64) as usize
     }
-}
-
-/// The tag of a payload of whole blocks, without salts.
-pub(crate) fn payload_tag(payload: &[u8]) -> u64 {
-    let mut tag = Tag::default();
-    for block in payload.chunks_exact(BLOCK_BYTES) {
-        lanes::verify(bytemuck::from_bytes::<WireBlock>(block), &mut tag);
-    }
-    tag.value()
 }
 
 #[cfg(test)]

@@ -10,8 +10,9 @@ use paatp_common::wire::{Chunk, HEADER_BYTES, Kind, Request, flags};
 use super::{LEAVE_CAP, LINGER_FIRST, POLL_CAP, Transmit, Worker, seq_of};
 use crate::error::OperationError;
 use crate::operation::Step;
+use crate::quantise::payload_tag;
 use crate::recovery::Sent;
-use crate::ring::{Contribution, Entry, Wish, payload_tag};
+use crate::ring::{Contribution, Entry, Wish};
 use crate::time::Time;
 
 impl Worker {
@@ -54,8 +55,8 @@ impl Worker {
         let index = self.operation_at(position)?;
         let op = self.operations.get(index)?;
         let window = u64::from(self.membership.window);
-        let (chunk, ahead) = match op.step(position) {
-            Step::Round => (op.round_chunk(), op.exponent(0, window)),
+        let (chunk, ahead, tag) = match op.step(position) {
+            Step::Round => (op.round_chunk(), op.exponent(0, window), 0),
             Step::Chunk(number) => {
                 // Only what a complete result says: an acknowledgement tells a maximum so far (protocol-rules F5).
                 let exponent = if number < window {
@@ -64,14 +65,14 @@ impl Worker {
                     self.ring.get(position - window).filter(|entry| entry.wish == Wish::Delivered)?.agreed
                 };
                 let piece = op.piece(number)?;
-                op.write(piece, exponent, self.ring.payload_mut(position, piece.lanes));
-                (op.chunk(piece, exponent)?, op.exponent(number + window, number + window + 1))
+                let tag = op.write(piece, exponent, self.ring.payload_mut(position, piece.lanes))?;
+                (op.chunk(piece, exponent)?, op.exponent(number + window, number + window + 1), tag)
             }
         };
         let fault = ahead.as_ref().err().cloned();
         let mut entry = Entry::new(position, chunk, ahead.unwrap_or(crate::quantise::E_MIN));
         let salt = tag::salt(self.keys.of(self.membership.rank), seq_of(position), chunk);
-        entry.tag = payload_tag(self.ring.payload(position, chunk.lanes)).wrapping_add(salt);
+        entry.tag = tag.wrapping_add(salt);
         entry.flagged = fault.is_some();
         self.ring.put(entry);
         self.next += 1;
