@@ -264,7 +264,8 @@ impl<T: Element> Bed<T> {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             state as i32 as f32 / -(i32::MIN as f32)
         };
-        let values: Vec<T> = (0..place.chunks * LANES).map(|_| T::of(uniform() * uniform() * uniform() * 0.999)).collect();
+        let values: Vec<T> =
+            (0..place.chunks * LANES).map(|_| T::of(uniform() * uniform() * uniform() * 0.999)).collect();
         let mut lanes = vec![[0; 4]; place.ring * LANES];
         T::lanes(Code::Plain, &values[..lanes.len()], &mut lanes);
         for lane in &mut lanes {
@@ -359,11 +360,14 @@ fn sample<T: Element>(bed: &mut Bed<T>, case: (Pass, Code), sending: bool) -> f6
 fn check<T: Element>(place: Place, codes: &[Code]) {
     let results = codes.iter().map(|code| {
         let mut bed = Bed::<T>::new(place);
-        let sums: Vec<Vec<T>> = [false, true].iter().map(|mean| {
-            let mut values = vec![T::default(); LANES];
-            T::sums(*code, &bed.lanes[..LANES], &mut values, *mean);
-            values
-        }).collect();
+        let sums: Vec<Vec<T>> = [false, true]
+            .iter()
+            .map(|mean| {
+                let mut values = vec![T::default(); LANES];
+                T::sums(*code, &bed.lanes[..LANES], &mut values, *mean);
+                values
+            })
+            .collect();
         let tag = tag(*code, &bed.lanes[..LANES]);
         (bed.run(*code, Pass::Quantise, true), bed.lanes, sums, tag)
     });
@@ -376,17 +380,21 @@ fn measure<T: Element>(place: Place, args: &Args, codes: &[Code]) -> Vec<serde_j
     let mut rows = Vec::new();
     for (sending, passes) in [(true, &Pass::SENDING[..]), (false, &Pass::RECEIVING[..])] {
         let wanted = |pass: &Pass| {
-            *pass == Pass::Memcpy || format!("{} {} {}", place.name, T::NAME, pass.name()).contains(&args.filter)
+            *pass == Pass::Memcpy
+                || format!("{} {} {}", place.name, T::NAME, pass.name()).contains(&args.filter)
         };
         let passes: Vec<Pass> = passes.iter().copied().filter(wanted).collect();
         if passes.len() == 1 {
             continue;
         }
         let mut bed = Bed::<T>::new(place);
-        let mut cases: Vec<Case> = passes.iter().flat_map(|pass| {
-            let codes = if *pass == Pass::Memcpy { &codes[..1] } else { codes };
-            codes.iter().map(|code| Case { pass: *pass, code: *code, samples: Vec::new() })
-        }).collect();
+        let mut cases: Vec<Case> = passes
+            .iter()
+            .flat_map(|pass| {
+                let codes = if *pass == Pass::Memcpy { &codes[..1] } else { codes };
+                codes.iter().map(|code| Case { pass: *pass, code: *code, samples: Vec::new() })
+            })
+            .collect();
         // The first round only warms up.
         for round in 0..=args.rounds.max(1) {
             for case in &mut cases {
@@ -425,7 +433,10 @@ fn main() {
         codes.push(Code::Vectors(Vectors::widest()));
     }
     let names: Vec<&str> = codes.iter().map(|code| code.name()).collect();
-    println!("GB/s read and written: median (p10-p90), and of memcpy's in the same round; {}", names.join(", "));
+    println!(
+        "GB/s read and written: median (p10-p90), and of memcpy's in the same round; {}",
+        names.join(", ")
+    );
     let mut rows = Vec::new();
     for place in PLACES {
         check::<f32>(place, &codes);
@@ -438,8 +449,10 @@ fn main() {
         rows.extend(measure::<i32>(place, &args, &codes));
     }
     if let Some(path) = args.json {
-        let report = json!({"schema_version": 1, "rounds": args.rounds, "world": WORLD, "lanes": LANES, "rows": rows});
+        let report =
+            json!({"schema_version": 1, "rounds": args.rounds, "world": WORLD, "lanes": LANES, "rows": rows});
         let text = serde_json::to_string_pretty(&report).unwrap();
-        std::fs::write(&path, text).unwrap_or_else(|error| panic!("cannot write {}: {error}", path.display()));
+        std::fs::write(&path, text)
+            .unwrap_or_else(|error| panic!("cannot write {}: {error}", path.display()));
     }
 }

@@ -137,8 +137,7 @@ impl Quantiser {
     /// The first mean that the type cannot hold; only a broken exponent makes one.
     pub fn means<T: Float>(self, scale: Scale, lanes: &[Lane], values: &mut [T]) -> Result<(), Unfit> {
         let (biases, quantum) = (self.biases(scale.contributors), self.quantum(scale.exponent));
-        let largest =
-            kernels::means(Vectors::widest(), lanes, biases, quantum, scale.contributors, values);
+        let largest = kernels::means(Vectors::widest(), lanes, biases, quantum, scale.contributors, values);
         finite(values, largest)
     }
 
@@ -209,9 +208,11 @@ impl Extreme {
 }
 
 #[cfg(test)]
-#[path = "quantise/reference.rs"]
-mod reference;
-
-#[cfg(test)]
 #[path = "quantise_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+mod comparison;
+#[cfg(test)]
+#[allow(dead_code, reason = "it is whole for the benchmark")]
+mod reference;

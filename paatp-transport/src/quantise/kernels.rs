@@ -173,7 +173,8 @@ impl Columns {
     fn value(&self) -> u64 {
         let columns = self.sum.iter().zip(&self.sums).zip(0u64..);
         columns.fold(0u64, |tag, ((sum, sums), column)| {
-            let weighted = sums.wrapping_mul(2 * COLUMNS as u64).wrapping_sub(sum.wrapping_mul(2 * column + 1));
+            let weighted =
+                sums.wrapping_mul(2 * COLUMNS as u64).wrapping_sub(sum.wrapping_mul(2 * column + 1));
             tag.wrapping_add(weighted)
         })
     }

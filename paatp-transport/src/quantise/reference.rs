@@ -366,7 +366,6 @@ fn clear(used: usize, lanes: &mut [Lane]) {
     }
 }
 
-
 /// The tag of a payload of whole blocks, without salts.
 pub fn payload_tag(payload: &[u8]) -> u64 {
     let mut tag = paatp_common::tag::Tag::default();
