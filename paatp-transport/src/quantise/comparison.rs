@@ -241,8 +241,8 @@ proptest! {
 }
 
 #[test]
-fn widening_every_number_of_16_bits() {
-    for bits in 0..=u16::MAX {
+fn widening_every_finite_number_of_16_bits() {
+    for bits in (0..=u16::MAX).filter(|bits| bits & 0x7FFF < 0x7C00) {
         let (value, plain) = (<f16 as Float>::widen(f16::from_bits(bits)), f16::from_bits(bits).to_f32());
         assert_eq!(value.to_bits(), plain.to_bits(), "{bits:#x}");
     }

@@ -17,10 +17,31 @@ pub trait Float: Copy {
     fn magnitude(self) -> Self::Magnitude;
     /// The positive number of this magnitude.
     fn of_magnitude(magnitude: Self::Magnitude) -> Self;
-    /// Exactly.
+    /// Exactly, if finite.
     fn widen(self) -> f32;
     /// Rounded once to the nearest, ties to even.
     fn narrow(value: f64) -> Self;
+    /// What [`Float::of_sum`] needs of a quantum.
+    type Quantum: Copy;
+    /// Prepares for a quantum, which is a power of two.
+    fn quantum(quantum: f64) -> Self::Quantum;
+    /// So many quanta, rounded once to the nearest, ties to even.
+    fn of_sum(number: i32, quantum: Self::Quantum) -> Self;
+    /// As [`Float::of_sum`] of a [`quotient`].
+    fn of_mean(quotient: f64, quantum: Self::Quantum) -> Self;
+}
+
+/// `number / divisor` for divisors up to 2^8, but for a relative error below 2^-39, and exactly if it has 40 binary digits
+/// or fewer. Takes 1 / `divisor`: the product's last digits may be wrong, so it is rounded to 40.
+///
+/// Rounding it to 25 digits or fewer, or to halves, gives what rounding the quotient gives: a point between two results is
+/// k·2^j with k < 2^25, or a half, and the quotient either is one, and exact, or is away from it by a relative 2^-33 or more
+/// (for |number| ≤ 2^31: it differs by a multiple of 1 / divisor, or of 2^j / divisor if j < 0).
+#[inline(always)]
+pub(super) fn quotient(number: i32, reciprocal: f64) -> f64 {
+    const DROPPED: u64 = 1 << 13;
+    let bits = (f64::from(number) * reciprocal).to_bits();
+    f64::from_bits(bits.wrapping_add(DROPPED / 2) & !(DROPPED - 1))
 }
 
 impl Float for f32 {
@@ -47,6 +68,23 @@ impl Float for f32 {
     fn narrow(value: f64) -> f32 {
         value as f32
     }
+
+    type Quantum = f64;
+
+    #[inline(always)]
+    fn quantum(quantum: f64) -> f64 {
+        quantum
+    }
+
+    #[inline(always)]
+    fn of_sum(number: i32, quantum: f64) -> f32 {
+        (f64::from(number) * quantum) as f32
+    }
+
+    #[inline(always)]
+    fn of_mean(quotient: f64, quantum: f64) -> f32 {
+        (quotient * quantum) as f32
+    }
 }
 
 impl Float for f16 {
@@ -69,19 +107,35 @@ impl Float for f16 {
     #[inline(always)]
     fn widen(self) -> f32 {
         const BIAS: u32 = (127 - 15) << 23;
+        const ONE: u32 = 1 << 23;
         let bits = u32::from(self.to_bits());
         let magnitude = bits & 0x7FFF;
-        let (subnormal, infinite) = (mask(magnitude < 0x0400), mask(magnitude >= 0x7C00));
-        let quiet = mask(magnitude > 0x7C00) & 1 << 22;
-        let exponent = BIAS + (subnormal & 1 << 23) + (infinite & BIAS);
-        let absolute = f32::from_bits(((magnitude << 13) + exponent) | quiet);
-        let leading = f32::from_bits(subnormal & (BIAS + (1 << 23)));
+        let subnormal = mask(magnitude < 0x0400);
+        let absolute = f32::from_bits((magnitude << 13) + BIAS + (subnormal & ONE));
+        let leading = f32::from_bits(subnormal & (BIAS + ONE));
         f32::from_bits((absolute - leading).to_bits() | (bits & 0x8000) << 16)
     }
 
     #[inline(always)]
     fn narrow(value: f64) -> f16 {
         f16::from_bits(round_to_16_bits(value, 10, -14))
+    }
+
+    type Quantum = Rounding<10>;
+
+    #[inline(always)]
+    fn quantum(quantum: f64) -> Rounding<10> {
+        Rounding::new(quantum, -14)
+    }
+
+    #[inline(always)]
+    fn of_sum(number: i32, quantum: Rounding<10>) -> f16 {
+        f16::from_bits(quantum.round(odd_of_integer(number)))
+    }
+
+    #[inline(always)]
+    fn of_mean(quotient: f64, quantum: Rounding<10>) -> f16 {
+        f16::from_bits(quantum.round(odd_of_quotient(quotient)))
     }
 }
 
@@ -108,6 +162,23 @@ impl Float for bf16 {
     #[inline(always)]
     fn narrow(value: f64) -> bf16 {
         bf16::from_bits(round_to_16_bits(value, 7, -126))
+    }
+
+    type Quantum = Rounding<7>;
+
+    #[inline(always)]
+    fn quantum(quantum: f64) -> Rounding<7> {
+        Rounding::new(quantum, -126)
+    }
+
+    #[inline(always)]
+    fn of_sum(number: i32, quantum: Rounding<7>) -> bf16 {
+        bf16::from_bits(quantum.round(odd_of_integer(number)))
+    }
+
+    #[inline(always)]
+    fn of_mean(quotient: f64, quantum: Rounding<7>) -> bf16 {
+        bf16::from_bits(quantum.round(odd_of_quotient(quotient)))
     }
 }
 
@@ -138,6 +209,67 @@ fn round_to_16_bits(value: f64, digits: u32, lowest: i32) -> u16 {
     // Infinity has the bits above the largest finite number's: all of the exponent's, none below.
     let infinity = 0x7FFF >> digits << digits;
     (magnitude.min(infinity) as u32 | (bits >> 48) as u32 & 0x8000) as u16
+}
+
+/// The number as an f32 of which rounding to 22 digits or fewer gives what rounding the number gives.
+///
+/// From 2^24 on, f32 is coarser than integers. There the low 8 bits become one that tells if any was set: they are all
+/// below the last but one of 16 digits.
+#[inline(always)]
+fn odd_of_integer(number: i32) -> f32 {
+    const LOW: i32 = 0xFF;
+    let any_low = (((number & LOW) + LOW) >> 1) & ((LOW + 1) >> 1);
+    let folded = (number & !LOW) | any_low;
+    (if number.unsigned_abs() >> 24 == 0 { number } else { folded }) as f32
+}
+
+/// As [`odd_of_integer`]: what f32 has no place for sets its last digit.
+#[inline(always)]
+fn odd_of_quotient(quotient: f64) -> f32 {
+    const LAST: u64 = 1 << 29;
+    let bits = quotient.to_bits();
+    f64::from_bits((bits | ((bits & (LAST - 1)) + (LAST - 1))) & !(LAST - 1)) as f32
+}
+
+/// How numbers that count quanta are rounded to 16 bits, of which `DIGITS` are after the point.
+///
+/// The same as [`round_to_16_bits`], but in 32 bits and in units of the quantum, where numbers are between 1/64 and 2^31:
+/// no intermediate is out of f32's range, whatever the quantum is.
+#[derive(Clone, Copy, Debug)]
+pub struct Rounding<const DIGITS: u32> {
+    /// The lowest normal number, as far as it matters and f32 has it.
+    least: f32,
+    /// What the exponents' fields begin with.
+    offset: u32,
+}
+
+impl<const DIGITS: u32> Rounding<DIGITS> {
+    const SHIFT: u32 = 23 - DIGITS;
+    /// More than the largest number's exponent by more than the digits: all numbers are zero in this unit.
+    const BEYOND: i32 = 60;
+
+    #[inline(always)]
+    fn new(quantum: f64, lowest: i32) -> Rounding<DIGITS> {
+        let quantum = (quantum.to_bits() >> 52) as i32 - 1023;
+        let lowest = (lowest - quantum).min(Self::BEYOND);
+        let least = f32::from_bits(((lowest.max(-126) + 127) as u32) << 23);
+        Rounding { least, offset: ((lowest + 127 + Self::SHIFT as i32) << DIGITS) as u32 }
+    }
+
+    #[inline(always)]
+    fn round(self, value: f32) -> u16 {
+        const EXPONENT: u32 = 0xFF << 23;
+        let bits = value.to_bits();
+        let absolute = f32::from_bits(bits & !SIGN);
+        let power = f32::from_bits(bits & EXPONENT);
+        let power = if power > self.least { power } else { self.least };
+        let sum = (absolute + power * f32::from_bits((127 + Self::SHIFT) << 23)).to_bits();
+        let biased = (sum >> Self::SHIFT) + (sum & !EXPONENT);
+        let infinity = 0x7FFF >> DIGITS << DIGITS;
+        let magnitude = (biased.wrapping_sub(self.offset) as i32).min(infinity) as u32;
+        // Where the lowest normal number is not f32's, zero is not counted from it.
+        (magnitude & mask(absolute > 0.0) | bits >> 16 & 0x8000) as u16
+    }
 }
 
 /// 2^`exponent`, for exponents of normal numbers.

@@ -5,7 +5,7 @@
 
 use paatp_common::limits::{BLOCK_BYTES, WORDS_PER_BLOCK};
 
-use super::element::Float;
+use super::element::{Float, quotient};
 use super::vectors::vectorised;
 use super::{Lane, SIGN};
 
@@ -55,7 +55,8 @@ vectorised! {
 
     /// Values of lanes less `bias`, times `quantum`; the largest magnitude.
     pub fn sums<T: Float>(lanes: &[Lane], bias: u32, quantum: f64, values: &mut [T]) -> T::Magnitude {
-        let value = |lane: u32| T::narrow(f64::from(lane.wrapping_sub(bias) as i32) * quantum);
+        let quantum = T::quantum(quantum);
+        let value = |lane: u32| T::of_sum(lane.wrapping_sub(bias) as i32, quantum);
         drain_floats(lanes, values, value)
     }
 
@@ -63,8 +64,9 @@ vectorised! {
     pub fn means<T: Float>(
         lanes: &[Lane], bias: u32, quantum: f64, divisor: u32, values: &mut [T],
     ) -> T::Magnitude {
-        let divisor = f64::from(divisor);
-        let value = |lane: u32| T::narrow(f64::from(lane.wrapping_sub(bias) as i32) * quantum / divisor);
+        let (quantum, reciprocal) = (T::quantum(quantum), 1.0 / f64::from(divisor));
+        let value =
+            |lane: u32| T::of_mean(quotient(lane.wrapping_sub(bias) as i32, reciprocal), quantum);
         drain_floats(lanes, values, value)
     }
 
@@ -84,10 +86,9 @@ vectorised! {
 
     /// As [`integer_sums`], divided and rounded to the nearest, ties to even.
     pub fn integer_means(lanes: &[Lane], bias: u32, divisor: u32, values: &mut [i32]) {
-        let divisor = f64::from(divisor);
+        let reciprocal = 1.0 / f64::from(divisor);
         let value = |lane: u32| {
-            // The quotient's rounding error (2^-22) cannot make a tie: others are 1/128 away from one.
-            let rounded = f64::from(lane.wrapping_sub(bias) as i32) / divisor + ROUNDER;
+            let rounded = quotient(lane.wrapping_sub(bias) as i32, reciprocal) + ROUNDER;
             rounded.to_bits() as i32
         };
         drain(lanes, values, value);
