@@ -218,9 +218,10 @@ fn round_to_16_bits(value: f64, digits: u32, lowest: i32) -> u16 {
 #[inline(always)]
 fn odd_of_integer(number: i32) -> f32 {
     const LOW: i32 = 0xFF;
-    let any_low = (((number & LOW) + LOW) >> 1) & ((LOW + 1) >> 1);
+    let any_low = if number & LOW == 0 { 0 } else { (LOW + 1) / 2 };
     let folded = (number & !LOW) | any_low;
-    (if number.unsigned_abs() >> 24 == 0 { number } else { folded }) as f32
+    // The absolute value of i32::MIN stays negative; f32 has that number too.
+    (if number.wrapping_abs() < 1 << 24 { number } else { folded }) as f32
 }
 
 /// As [`odd_of_integer`]: what f32 has no place for sets its last digit.
@@ -239,6 +240,8 @@ fn odd_of_quotient(quotient: f64) -> f32 {
 pub struct Rounding<const DIGITS: u32> {
     /// The lowest normal number, as far as it matters and f32 has it.
     least: f32,
+    /// Infinity is the type's encoding of this power of two.
+    infinity: f32,
     /// What the exponents' fields begin with.
     offset: u32,
 }
@@ -251,9 +254,14 @@ impl<const DIGITS: u32> Rounding<DIGITS> {
     #[inline(always)]
     fn new(quantum: f64, lowest: i32) -> Rounding<DIGITS> {
         let quantum = (quantum.to_bits() >> 52) as i32 - 1023;
+        // IEEE 754: the exponents of normal numbers are 1 − E to E.
+        let highest = 1 - lowest - quantum;
         let lowest = (lowest - quantum).min(Self::BEYOND);
-        let least = f32::from_bits(((lowest.max(-126) + 127) as u32) << 23);
-        Rounding { least, offset: ((lowest + 127 + Self::SHIFT as i32) << DIGITS) as u32 }
+        Rounding {
+            least: single_power_of_two(lowest.max(-126)),
+            infinity: single_power_of_two((highest + 1).min(Self::BEYOND)),
+            offset: ((lowest + 127 + Self::SHIFT as i32) << DIGITS) as u32,
+        }
     }
 
     #[inline(always)]
@@ -261,15 +269,21 @@ impl<const DIGITS: u32> Rounding<DIGITS> {
         const EXPONENT: u32 = 0xFF << 23;
         let bits = value.to_bits();
         let absolute = f32::from_bits(bits & !SIGN);
-        let power = f32::from_bits(bits & EXPONENT);
+        let absolute = if absolute < self.infinity { absolute } else { self.infinity };
+        let power = f32::from_bits(absolute.to_bits() & EXPONENT);
         let power = if power > self.least { power } else { self.least };
-        let sum = (absolute + power * f32::from_bits((127 + Self::SHIFT) << 23)).to_bits();
-        let biased = (sum >> Self::SHIFT) + (sum & !EXPONENT);
-        let infinity = 0x7FFF >> DIGITS << DIGITS;
-        let magnitude = (biased.wrapping_sub(self.offset) as i32).min(infinity) as u32;
+        let sum = (absolute + power * single_power_of_two(Self::SHIFT as i32)).to_bits();
+        // The sum's own exponent is left of the 16 bits.
+        let magnitude = (sum >> Self::SHIFT).wrapping_add(sum).wrapping_sub(self.offset);
         // Where the lowest normal number is not f32's, zero is not counted from it.
-        (magnitude & mask(absolute > 0.0) | bits >> 16 & 0x8000) as u16
+        (magnitude & mask(absolute > 0.0) & 0x7FFF | bits >> 16 & 0x8000) as u16
     }
+}
+
+/// 2^`exponent`, for exponents of normal numbers.
+#[inline(always)]
+const fn single_power_of_two(exponent: i32) -> f32 {
+    f32::from_bits(((exponent + 127) as u32) << 23)
 }
 
 /// 2^`exponent`, for exponents of normal numbers.
