@@ -158,7 +158,7 @@ impl Quantiser {
 pub struct Scale {
     /// Agreed exponent.
     pub exponent: i8,
-    /// Number of ranks in the sum.
+    /// Number of ranks in the sum (1 to 64).
     pub contributors: u32,
 }
 

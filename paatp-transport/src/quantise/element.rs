@@ -8,9 +8,9 @@ const SIGN: u32 = 1 << 31;
 /// A float type that tensors may hold.
 pub trait Float: Copy {
     /// A signed integer of the type's width: x86-64's baseline has a maximum for 16 bits, and for none that are unsigned.
-    type Magnitude: Copy + Default + Ord + Into<i32>;
-    /// Positive zero.
-    const ZERO: Self;
+    type Magnitude: Copy + Default + Ord;
+    /// What [`Float::of_sum`] needs of a quantum.
+    type Quantum: Copy;
     /// Magnitude of infinity.
     const INFINITY: Self::Magnitude;
     /// The bits without the sign: ordered as the absolute values are, with NaN above infinity.
@@ -21,8 +21,6 @@ pub trait Float: Copy {
     fn widen(self) -> f32;
     /// Rounded once to the nearest, ties to even.
     fn narrow(value: f64) -> Self;
-    /// What [`Float::of_sum`] needs of a quantum.
-    type Quantum: Copy;
     /// Prepares for a quantum, which is a power of two.
     fn quantum(quantum: f64) -> Self::Quantum;
     /// So many quanta, rounded once to the nearest, ties to even.
@@ -46,7 +44,7 @@ pub(super) fn quotient(number: i32, reciprocal: f64) -> f64 {
 
 impl Float for f32 {
     type Magnitude = i32;
-    const ZERO: f32 = 0.0;
+    type Quantum = f64;
     const INFINITY: i32 = 0x7F80_0000;
 
     #[inline(always)]
@@ -69,8 +67,6 @@ impl Float for f32 {
         value as f32
     }
 
-    type Quantum = f64;
-
     #[inline(always)]
     fn quantum(quantum: f64) -> f64 {
         quantum
@@ -89,7 +85,7 @@ impl Float for f32 {
 
 impl Float for f16 {
     type Magnitude = i16;
-    const ZERO: f16 = f16::ZERO;
+    type Quantum = Rounding<10>;
     const INFINITY: i16 = 0x7C00;
 
     #[inline(always)]
@@ -121,8 +117,6 @@ impl Float for f16 {
         f16::from_bits(round_to_16_bits(value, 10, -14))
     }
 
-    type Quantum = Rounding<10>;
-
     #[inline(always)]
     fn quantum(quantum: f64) -> Rounding<10> {
         Rounding::new(quantum, -14)
@@ -141,7 +135,7 @@ impl Float for f16 {
 
 impl Float for bf16 {
     type Magnitude = i16;
-    const ZERO: bf16 = bf16::ZERO;
+    type Quantum = Rounding<7>;
     const INFINITY: i16 = 0x7F80;
 
     #[inline(always)]
@@ -163,8 +157,6 @@ impl Float for bf16 {
     fn narrow(value: f64) -> bf16 {
         bf16::from_bits(round_to_16_bits(value, 7, -126))
     }
-
-    type Quantum = Rounding<7>;
 
     #[inline(always)]
     fn quantum(quantum: f64) -> Rounding<7> {

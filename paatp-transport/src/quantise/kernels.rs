@@ -1,7 +1,7 @@
 //! The loops over values and lanes, each compiled for every set of vectors.
 //!
-//! They go by blocks of 32 lanes, so that all inner loops have constant lengths; what is left over is copied into a block
-//! and back. No value makes a branch.
+//! No value makes a branch, and no loop but the tag's carries more than a maximum from one value to the next: that is what
+//! the compiler vectorises. The tag is a loop of its own over lanes that are still in the cache.
 
 use paatp_common::limits::{BLOCK_BYTES, WORDS_PER_BLOCK};
 
@@ -136,18 +136,18 @@ fn drain_floats<T: Float>(lanes: &[Lane], values: &mut [T], value: impl Fn(u32) 
     largest
 }
 
+/// Sums the words of the whole blocks.
 #[inline(always)]
 fn tag(payload: &[u8]) -> u64 {
+    let words = payload.as_chunks::<BLOCK_BYTES>().0.as_flattened().as_chunks().0;
     let mut tag = Columns::default();
-    for block in payload.as_chunks::<BLOCK_BYTES>().0 {
-        let words: [[u8; 8]; WORDS_PER_BLOCK] = bytemuck::cast(*block);
-        tag.take(&words.map(u64::from_be_bytes));
-    }
+    words.as_chunks().0.iter().for_each(|row| tag.take(row));
     tag.value()
 }
 
-/// Columns of words that [`Columns`] sums apart.
+/// Columns of words that [`Columns`] sums apart: two vectors of AVX2, and blocks have whole rows.
 const COLUMNS: usize = 8;
+const _: () = assert!(WORDS_PER_BLOCK.is_multiple_of(COLUMNS));
 
 /// The running sums of `paatp_common::tag::Tag`, for every eighth word apart.
 ///
@@ -161,12 +161,10 @@ struct Columns {
 
 impl Columns {
     #[inline(always)]
-    fn take(&mut self, words: &[u64; WORDS_PER_BLOCK]) {
-        for row in words.as_chunks::<COLUMNS>().0 {
-            for ((sum, sums), word) in self.sum.iter_mut().zip(&mut self.sums).zip(row) {
-                *sum = sum.wrapping_add(*word);
-                *sums = sums.wrapping_add(*sum);
-            }
+    fn take(&mut self, row: &[[u8; 8]; COLUMNS]) {
+        for ((sum, sums), word) in self.sum.iter_mut().zip(&mut self.sums).zip(row) {
+            *sum = sum.wrapping_add(u64::from_be_bytes(*word));
+            *sums = sums.wrapping_add(*sum);
         }
     }
 
