@@ -2,7 +2,7 @@
 //!
 //! `cargo bench -p paatp-transport --bench quantise -- [--json FILE] [--rounds N]`
 //!
-//! Every round times every case once, memcpy among them, so that what slows the machine down slows all. A figure is the
+//! Every round times every case once (CPU time), memcpy among them, so that what slows the machine down slows all. A figure is the
 //! median of the rounds; a ratio is the median of the rounds' ratios. GB/s count each byte of values and lanes that is
 //! read or written once, though a send reads its values twice: a window ahead for the exponent, then for the lanes.
 
@@ -11,10 +11,11 @@
 
 use std::hint::black_box;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::Parser;
 use half::{bf16, f16};
+use nix::time::{ClockId, clock_gettime};
 use paatp_transport::quantise::{Float, Lane, Quantiser, Scale, Vectors, kernels};
 use serde_json::json;
 
@@ -30,7 +31,7 @@ const MANY_CHUNKS: usize = (64 << 20) / (LANES * 4);
 const RING: usize = 512 + 64;
 /// Chunks between a chunk and the one whose exponent goes with it.
 const WINDOW: usize = 64;
-/// Ranks: an odd number, so that means divide by no power of two.
+/// Ranks: no power of two, for their means are sums of another quantum.
 const WORLD: u8 = 7;
 /// A sample takes at least this long: the clock's resolution and calls are then below a thousandth, and few samples are
 /// interrupted.
@@ -339,16 +340,21 @@ impl Case {
     }
 }
 
+/// What this thread has used of its processor. Not the time that passed: others may use the machine, too.
+fn cpu_time() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).expect("Linux has this clock").into()
+}
+
 /// Times one pass; GB/s.
 fn sample<T: Element>(bed: &mut Bed<T>, case: (Pass, Code), sending: bool) -> f64 {
-    let (mut runs, start) = (0u32, Instant::now());
+    let (mut runs, start) = (0u32, cpu_time());
     let batch = if bed.place.chunks == 1 { 100 } else { 1 };
     loop {
         for _ in 0..batch {
             black_box(&mut *bed).run(case.1, case.0, sending);
         }
         runs += batch;
-        let elapsed = start.elapsed();
+        let elapsed = cpu_time() - start;
         if elapsed >= SAMPLE {
             let bytes = case.0.bytes(bed.place, size_of::<T>()) as f64 * f64::from(runs);
             return bytes / elapsed.as_secs_f64() / 1e9;

@@ -137,7 +137,12 @@ impl Quantiser {
     /// The first mean that the type cannot hold; only a broken exponent makes one.
     pub fn means<T: Float>(self, scale: Scale, lanes: &[Lane], values: &mut [T]) -> Result<(), Unfit> {
         let (biases, quantum) = (self.biases(scale.contributors), self.quantum(scale.exponent));
-        let largest = kernels::means(Vectors::widest(), lanes, biases, quantum, scale.contributors, values);
+        let (vectors, divisor) = (Vectors::widest(), scale.contributors);
+        let largest = if divisor.is_power_of_two() {
+            kernels::sums(vectors, lanes, biases, quantum / f64::from(divisor), values)
+        } else {
+            kernels::means(vectors, lanes, biases, quantum, divisor, values)
+        };
         finite(values, largest)
     }
 
