@@ -25,7 +25,7 @@ pub trait Float: Copy {
     fn quantum(quantum: f64) -> Self::Quantum;
     /// So many quanta, rounded once to the nearest, ties to even.
     fn of_sum(number: i32, quantum: Self::Quantum) -> Self;
-    /// As [`Float::of_sum`] of a [`quotient`].
+    /// As [`Float::of_sum`], of a number that was divided; its last 13 bits are zero.
     fn of_mean(quotient: f64, quantum: Self::Quantum) -> Self;
 }
 
@@ -203,10 +203,10 @@ fn round_to_16_bits(value: f64, digits: u32, lowest: i32) -> u16 {
     (magnitude.min(infinity) as u32 | (bits >> 48) as u32 & 0x8000) as u16
 }
 
-/// The number as an f32 of which rounding to 22 digits or fewer gives what rounding the number gives.
+/// The number as an f32 of which rounding to 16 digits or fewer gives what rounding the number gives.
 ///
-/// From 2^24 on, f32 is coarser than integers. There the low 8 bits become one that tells if any was set: they are all
-/// below the last but one of 16 digits.
+/// From 2^24 on, f32 is coarser than integers. There the low 8 bits become one that tells if any was set: results of 16
+/// digits, and the points between two of them, are multiples of 2^8.
 #[inline(always)]
 fn odd_of_integer(number: i32) -> f32 {
     const LOW: i32 = 0xFF;
