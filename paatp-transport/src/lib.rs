@@ -20,12 +20,12 @@ mod membership;
 mod operation;
 mod plan;
 pub mod quantise;
+pub mod rate;
 mod recovery;
 mod ring;
 mod statistics;
 mod tensor;
 mod time;
-pub mod window;
 pub mod words;
 mod worker;
 

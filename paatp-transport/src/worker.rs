@@ -21,12 +21,12 @@ use crate::error::OperationError;
 use crate::membership::{Membership, MembershipError, Settings};
 use crate::operation::{Operation, Shape};
 use crate::quantise::Quantiser;
+use crate::rate::{Controller, Fixed};
 use crate::recovery::Recovery;
 use crate::ring::{Ring, Wish};
 use crate::statistics::Statistics;
 use crate::tensor::{Handle, Reduction, Tensor};
 use crate::time::{Backoff, Time};
-use crate::window::{Fixed, Window};
 
 /// Shortest interval between polls for the lowest chunk, and the first one before a round trip was measured.
 const POLL_FLOOR: Duration = Duration::from_micros(50);
@@ -103,6 +103,15 @@ struct Busy {
     until: Time,
 }
 
+/// Spaces new contributions, if the controller wants it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pacer {
+    /// The next contribution may go out now.
+    next: Time,
+    /// A contribution waits for nothing but this time.
+    waiting: Option<Time>,
+}
+
 /// What the answers tell of the other ranks.
 #[derive(Clone, Copy, Debug, Default)]
 struct Others {
@@ -152,7 +161,10 @@ pub struct Worker {
     settings: Settings,
     quantiser: Quantiser,
     keys: Keys,
-    window: Box<dyn Window>,
+    controller: Box<dyn Controller>,
+    /// Asynchronous window that the latest answer granted; 0: nothing was said.
+    granted: u16,
+    pacer: Pacer,
     recovery: Recovery,
     ring: Ring,
     statistics: Statistics,
@@ -191,22 +203,22 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// A worker whose window is the job's.
+    /// A worker whose window is always the job's.
     ///
     /// # Errors
     /// What does not fit in the membership.
     pub fn new(membership: Membership, settings: Settings) -> Result<Worker, MembershipError> {
-        Worker::with_window(membership, settings, Box::new(Fixed(u32::from(membership.window))))
+        Worker::with_controller(membership, settings, Box::new(Fixed::new(u32::from(membership.window))))
     }
 
-    /// A worker with a window controller.
+    /// A worker with a rate controller; see [`Algorithm::controller`](crate::rate::Algorithm::controller).
     ///
     /// # Errors
     /// What does not fit in the membership.
-    pub fn with_window(
+    pub fn with_controller(
         membership: Membership,
         settings: Settings,
-        window: Box<dyn Window>,
+        controller: Box<dyn Controller>,
     ) -> Result<Worker, MembershipError> {
         membership.check()?;
         let most = usize::from(membership.window) * 4 + 16;
@@ -216,7 +228,9 @@ impl Worker {
             settings,
             quantiser: Quantiser::new(membership.world),
             keys: Keys::new(membership.nonce, membership.world),
-            window,
+            controller,
+            granted: 0,
+            pacer: Pacer::default(),
             recovery: Recovery::new(most),
             ring: Ring::new(&membership),
             statistics: Statistics::default(),
@@ -315,7 +329,11 @@ impl Worker {
         let linger = self.is_lingering().then_some(self.linger.at);
         let busy = self.busy.map(|busy| busy.until);
         let held = self.held.iter().filter_map(|position| self.ring.get(*position)?.held).min();
-        [self.recovery.deadline(), poll, linger, busy, held, self.deadline()].into_iter().flatten().min()
+        let pace = self.pacer.waiting;
+        [self.recovery.deadline(), poll, linger, busy, held, pace, self.deadline()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// The time that [`Worker::poll_timeout`] told has come. Harmless at other times.
@@ -326,6 +344,7 @@ impl Worker {
         if self.busy.is_some_and(|busy| now >= busy.until) {
             self.busy = None;
         }
+        self.pacer.waiting = self.pacer.waiting.filter(|at| now < *at);
         self.release_held(now);
         self.detect_losses(now);
         self.meet_deadlines(now);
@@ -335,6 +354,12 @@ impl Worker {
     /// What has happened, oldest first.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
+    }
+
+    /// The rate controller, to look at.
+    #[must_use]
+    pub fn controller(&self) -> &dyn Controller {
+        self.controller.as_ref()
     }
 
     /// What was counted.

@@ -10,10 +10,10 @@ use super::{BUSY_CAP, Busy, Event, Phase, Waiting, Worker};
 use crate::error::{OperationError, ranks_of};
 use crate::operation::Step;
 use crate::quantise::Scale;
+use crate::rate::Feedback;
 use crate::recovery::Settled;
 use crate::ring::{Contribution, Entry, Wish};
 use crate::time::Time;
-use crate::window::Feedback;
 
 /// Results of one attempt that fail their check before a redo is asked for: the first may have been damaged on the wire,
 /// which asking again mends (protocol-rules part 2.1).
@@ -94,7 +94,19 @@ impl Worker {
         let settled = self.recovery.settle(now, answer.token);
         self.statistics.late_answers += u64::from(settled.is_some_and(|s| s.late));
         self.statistics.srtt_us = self.recovery.srtt().map_or(0, |srtt| srtt.as_micros() as u64);
-        self.report(now, answer, settled);
+        let before = self.acknowledged;
+        self.heed(now, answer, result, settled);
+        self.report(now, answer, settled, before);
+    }
+
+    /// Acts on the result, on what is told instead of one, and on what became of the request.
+    fn heed(
+        &mut self,
+        now: Time,
+        answer: &Answer,
+        result: Option<(Verdict, Arrived<'_>)>,
+        settled: Option<Settled>,
+    ) {
         match answer.body {
             Body::Result { .. } => match result {
                 Some((Verdict::Sound, arrived)) => self.accept(now, &arrived),
@@ -125,7 +137,7 @@ impl Worker {
             self.release_wish(position, answer.token, if refused { Wish::Refused } else { Wish::Idle });
         }
         if let Some((position, attempt)) = sent.contribution {
-            self.heed(now, answer, position, attempt);
+            self.heed_status(now, answer, position, attempt);
         }
     }
 
@@ -135,13 +147,15 @@ impl Worker {
         let p_min = self.position_of(answer.p_min).unwrap_or(0).min(self.next);
         self.others.p_min = self.others.p_min.max(p_min);
         self.others.p_max = self.others.p_max.max(self.position_of(answer.p_max).unwrap_or(0));
+        self.granted = answer.window;
         if !matches!(answer.body, Body::Result { non_finite: Some(_), .. }) {
             self.others.slowest = answer.slowest;
         }
     }
 
-    fn report(&mut self, now: Time, answer: &Answer, settled: Option<Settled>) {
-        self.window.on_answer(&Feedback {
+    /// Tells the controller; `before` is the progress before this answer.
+    fn report(&mut self, now: Time, answer: &Answer, settled: Option<Settled>, before: u64) {
+        self.controller.on_answer(&Feedback {
             now,
             rtt: settled.map(|s| s.rtt),
             ecn_echo: answer.ecn_echo,
@@ -149,13 +163,16 @@ impl Worker {
             p_min: self.others.p_min,
             p_max: self.others.p_max,
             progress: self.acknowledged,
+            delivered: self.delivered,
+            next: self.next,
             granted: answer.window,
             gain: answer.gain,
+            chunks_acked: self.acknowledged.saturating_sub(before).min(u64::from(u32::MAX)) as u32,
         });
     }
 
     /// What the status says of the contribution in the answered request.
-    fn heed(&mut self, now: Time, answer: &Answer, position: u64, attempt: u8) {
+    fn heed_status(&mut self, now: Time, answer: &Answer, position: u64, attempt: u8) {
         let Some(entry) = self.ring.get_mut(position) else { return };
         let current = entry.contribution == Contribution::UnderWay(answer.token);
         if answer.status != Status::BadTag {
@@ -344,7 +361,7 @@ impl Worker {
         }
         if lost > 0 {
             self.statistics.losses += u64::from(lost);
-            self.window.on_losses(now, lost);
+            self.controller.on_losses(now, lost);
         }
     }
 

@@ -7,7 +7,7 @@ use paatp_common::aggregate::unsalted;
 use paatp_common::tag;
 use paatp_common::wire::{Chunk, HEADER_BYTES, Kind, Request, flags};
 
-use super::{LEAVE_CAP, LINGER_FIRST, POLL_CAP, Transmit, Worker, seq_of};
+use super::{LEAVE_CAP, LINGER_FIRST, POLL_CAP, Pacer, Transmit, Worker, seq_of};
 use crate::error::OperationError;
 use crate::operation::Step;
 use crate::quantise::payload_tag;
@@ -39,15 +39,28 @@ impl Worker {
             }
         }
         let position = self.next;
-        if position < self.end.min(open_below) && position < self.delivered + self.send_window() {
-            return self.contribute(now, position);
+        if position >= self.end.min(open_below).min(self.send_limit()) {
+            return None;
         }
-        None
+        let pace = self.controller.pace();
+        if pace.is_some() && now < self.pacer.next {
+            self.pacer.waiting = Some(self.pacer.next);
+            return None;
+        }
+        let made = self.contribute(now, position)?;
+        self.pacer = Pacer { next: now.plus(pace.unwrap_or_default()), waiting: None };
+        Some(made)
     }
 
-    /// Chunks that may be under way. W bounds it: result k − W must be here before chunk k is made (protocol-rules F5).
-    fn send_window(&self) -> u64 {
-        u64::from(self.window.chunks()).clamp(1, u64::from(self.membership.window))
+    /// First chunk that may not be contributed yet: `min(gack + congestion, aack + asynchronous)`, the latter bounded by W,
+    /// because result k − W must be here before chunk k is made (protocol-rules F5), and by what the aggregator grants.
+    fn send_limit(&self) -> u64 {
+        let windows = self.controller.windows();
+        let granted = if self.granted == 0 { self.membership.window } else { self.granted };
+        let most = self.membership.window.min(granted).max(1);
+        let asynchronous = u64::from(windows.asynchronous).clamp(1, u64::from(most));
+        let congestion = u64::from(windows.congestion.max(1));
+        (self.acknowledged + congestion).min(self.delivered + asynchronous).max(self.delivered + 1)
     }
 
     /// Makes the contribution of the next chunk; `None` if its exponent is not known yet.
@@ -114,7 +127,7 @@ impl Worker {
     /// wish for, which are not complete yet: two requests for each chunk, for ever.)
     fn next_pull(&mut self, now: Time) -> Option<u64> {
         let from = self.lowest_unasked();
-        if self.next >= self.end || self.wishes < self.send_window().div_ceil(2) {
+        if self.next >= self.end || self.wishes < (self.send_limit() - self.delivered).div_ceil(2) {
             let ripe_end = self.others.p_min.min(self.open_end());
             let is_idle = |p: &u64| self.ring.get(*p).is_some_and(|entry| entry.wish == Wish::Idle);
             let ripe = (from..ripe_end).find(is_idle);
