@@ -75,6 +75,9 @@ impl Recovery {
 
     /// Notes a request; returns its token.
     pub fn send(&mut self, sent: Sent) -> u32 {
+        if self.requests.len() > self.most {
+            self.forget();
+        }
         let token = self.first.wrapping_add(self.requests.len() as u32);
         self.requests.push_back((sent, State::UnderWay));
         token

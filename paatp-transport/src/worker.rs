@@ -5,6 +5,7 @@
 //! `docs/numerics.md` says what chunks hold, `protocol-rules` (F…) why the rules are as they are.
 
 mod ending;
+mod pacer;
 mod receive;
 mod transmit;
 
@@ -27,6 +28,7 @@ use crate::ring::{Ring, Wish};
 use crate::statistics::Statistics;
 use crate::tensor::{Handle, Reduction, Tensor};
 use crate::time::{Backoff, Time};
+use pacer::Pacer;
 
 /// Shortest interval between polls for the lowest chunk, and the first one before a round trip was measured.
 const POLL_FLOOR: Duration = Duration::from_micros(50);
@@ -101,15 +103,6 @@ struct Waiting {
 struct Busy {
     from: u64,
     until: Time,
-}
-
-/// Spaces new contributions, if the controller wants it.
-#[derive(Clone, Copy, Debug, Default)]
-struct Pacer {
-    /// The next contribution may go out now.
-    next: Time,
-    /// A contribution waits for nothing but this time.
-    waiting: Option<Time>,
 }
 
 /// What the answers tell of the other ranks.

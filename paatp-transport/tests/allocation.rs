@@ -9,6 +9,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use common::{Aggregator, Shape, membership, settings};
+use paatp_transport::rate::Algorithm;
 use paatp_transport::{Reduction, Tensor, Time, Values, Worker};
 
 thread_local! {
@@ -45,10 +46,22 @@ fn counted<T>(call: impl FnOnce() -> T) -> T {
 
 #[test]
 fn no_allocation_for_a_packet() {
+    for algorithm in Algorithm::ALL {
+        let requests = run(algorithm);
+        assert!(requests > 4000);
+        assert_eq!(ALLOCATIONS.load(Relaxed), 0, "{algorithm}");
+    }
+}
+
+/// Two ranks reduce 2000 chunks; returns how many requests they sent.
+fn run(algorithm: Algorithm) -> u64 {
     let shape = Shape { world: 2, lanes: 64, window: 8, slots: 16 };
     let mut aggregator = Aggregator::new(shape);
-    let mut workers: Vec<Worker> =
-        (0..2).map(|rank| Worker::new(membership(shape, rank), settings()).unwrap()).collect();
+    let worker = |rank| {
+        let membership = membership(shape, rank);
+        Worker::with_controller(membership, settings(), algorithm.controller(&membership)).unwrap()
+    };
+    let mut workers: Vec<Worker> = (0..2).map(worker).collect();
     for worker in &mut workers {
         let values = Values::F32(vec![1.0; 64 * 2000]);
         worker.all_reduce(Time(0), Reduction::Sum, vec![Tensor { name: "w".into(), values }]);
@@ -68,6 +81,5 @@ fn no_allocation_for_a_packet() {
             counted(|| worker.handle_timeout(Time(now)));
         }
     }
-    assert!(requests > 4000);
-    assert_eq!(ALLOCATIONS.load(Relaxed), 0);
+    requests
 }

@@ -4,8 +4,9 @@
 
 mod common;
 
-use common::{FAIR, Net, Random, Shape, Weather, shape, weather};
+use common::{FAIR, Net, Random, Shape, Weather, algorithm, settings, shape, weather};
 use half::{bf16, f16};
+use paatp_transport::rate::Algorithm;
 use paatp_transport::{Reduction, Tensor, Time, Values, error_bound};
 use proptest::prelude::*;
 
@@ -76,9 +77,20 @@ fn check(reduction: Reduction, inputs: &[Vec<Tensor>], outputs: &[Vec<Tensor>]) 
     }
 }
 
-/// Runs two operations back to back and leaves; returns the results of each rank.
+/// As [`run_with`], with the fixed window.
 fn run(shape: Shape, weather: Weather, seed: u64, reduction: Reduction) -> Vec<Vec<Tensor>> {
-    let mut net = Net::new(shape, weather, seed);
+    run_with(Algorithm::Fixed, shape, weather, seed, reduction)
+}
+
+/// Runs two operations back to back and leaves; returns the results of each rank.
+fn run_with(
+    algorithm: Algorithm,
+    shape: Shape,
+    weather: Weather,
+    seed: u64,
+    reduction: Reduction,
+) -> Vec<Vec<Tensor>> {
+    let mut net = Net::with_algorithm(shape, weather, seed, settings(), algorithm);
     let inputs: Vec<Vec<Tensor>> = (0..shape.world).map(|rank| tensors(seed, rank)).collect();
     for (worker, input) in net.workers.iter_mut().zip(&inputs) {
         let now = Time(net.now);
@@ -112,12 +124,13 @@ fn reduction() -> impl Strategy<Value = Reduction> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, max_shrink_iters: 30, ..ProptestConfig::default() })]
 
-    /// Whatever the network does, every rank gets the bits that an undisturbed one gives.
+    /// Whatever the network does and whoever sets the rate, every rank gets the bits that an undisturbed network gives.
     #[test]
     fn all_complete_with_the_same_bits(
         shape in shape(), weather in weather(), seed in any::<u64>(), reduction in reduction(),
+        algorithm in algorithm(),
     ) {
-        let disturbed = run(shape, weather, seed, reduction);
+        let disturbed = run_with(algorithm, shape, weather, seed, reduction);
         let undisturbed = run(shape, FAIR, seed, reduction);
         prop_assert_eq!(disturbed, undisturbed);
     }

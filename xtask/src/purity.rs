@@ -11,12 +11,13 @@ use crate::workspace::Workspace;
 /// The crates that must compile where there is no operating system.
 const PORTABLE: [&str; 2] = ["paatp-common", "paatp-transport"];
 /// All that `paatp-transport` may link; `network-types` (headers, for `paatp-common`) brings two.
-const ALLOWED: [&str; 10] = [
+const ALLOWED: [&str; 11] = [
     "paatp-transport",
     "paatp-common",
     "bytemuck",
     "cfg-if",
     "half",
+    "libm",
     "network-types",
     "num-traits",
     "thiserror",

@@ -11,7 +11,13 @@
 //! and at least one chunk past `aack` always. A controller is a pure function of what it was told, in this order: the
 //! same answers give the same windows, on every machine. `docs/transport.md` has the formulas and where they are from.
 
+mod a2tp;
+mod atp;
+mod epoch;
 mod fixed;
+#[cfg(test)]
+mod laws;
+mod paatp;
 mod switchml;
 
 use alloc::boxed::Box;
@@ -19,7 +25,10 @@ use core::fmt::{self, Debug, Display, Formatter};
 use core::str::FromStr;
 use core::time::Duration;
 
+pub use a2tp::A2tp;
+pub use atp::Atp;
 pub use fixed::Fixed;
+pub use paatp::{PaAtp, Tuning};
 pub use switchml::SwitchMl;
 
 use crate::membership::Membership;
@@ -130,10 +139,11 @@ impl Algorithm {
     pub fn controller(self, membership: &Membership) -> Box<dyn Controller> {
         let window = u32::from(membership.window);
         match self {
-            Algorithm::PaAtp | Algorithm::Atp | Algorithm::A2tp | Algorithm::Fixed => {
-                Box::new(Fixed::new(window))
-            }
+            Algorithm::PaAtp => Box::new(PaAtp::new(membership)),
+            Algorithm::Atp => Box::new(Atp::new(membership)),
+            Algorithm::A2tp => Box::new(A2tp::new(membership)),
             Algorithm::SwitchMl => Box::new(SwitchMl::new(membership)),
+            Algorithm::Fixed => Box::new(Fixed::new(window)),
         }
     }
 }

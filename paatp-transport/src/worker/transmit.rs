@@ -7,7 +7,7 @@ use paatp_common::aggregate::unsalted;
 use paatp_common::tag;
 use paatp_common::wire::{Chunk, HEADER_BYTES, Kind, Request, flags};
 
-use super::{LEAVE_CAP, LINGER_FIRST, POLL_CAP, Pacer, Transmit, Worker, seq_of};
+use super::{LEAVE_CAP, LINGER_FIRST, POLL_CAP, Transmit, Worker, seq_of};
 use crate::error::OperationError;
 use crate::operation::Step;
 use crate::quantise::payload_tag;
@@ -43,12 +43,11 @@ impl Worker {
             return None;
         }
         let pace = self.controller.pace();
-        if pace.is_some() && now < self.pacer.next {
-            self.pacer.waiting = Some(self.pacer.next);
+        if !self.pacer.lets(now, pace) {
             return None;
         }
         let made = self.contribute(now, position)?;
-        self.pacer = Pacer { next: now.plus(pace.unwrap_or_default()), waiting: None };
+        self.pacer.count(now, pace);
         Some(made)
     }
 

@@ -15,6 +15,7 @@ use paatp_common::limits::{LANES_PER_BLOCK, MAX_JOBS, MAX_RANKS};
 use paatp_common::progress::Progress;
 use paatp_common::slot::Slot;
 use paatp_common::tag::rank_key;
+use paatp_transport::rate::Algorithm;
 use paatp_transport::{Event, Membership, Settings, Tensor, Time, Worker};
 use proptest::prelude::*;
 
@@ -162,6 +163,10 @@ pub fn weather() -> impl Strategy<Value = Weather> {
     )
 }
 
+pub fn algorithm() -> impl Strategy<Value = Algorithm> {
+    proptest::sample::select(Algorithm::ALL.to_vec())
+}
+
 enum Flight {
     ToAggregator(u8, Vec<u8>),
     ToWorker(u8, Vec<u8>),
@@ -220,12 +225,24 @@ impl Net {
     }
 
     pub fn with_settings(shape: Shape, weather: Weather, seed: u64, settings: Settings) -> Net {
+        Net::with_algorithm(shape, weather, seed, settings, Algorithm::Fixed)
+    }
+
+    pub fn with_algorithm(
+        shape: Shape,
+        weather: Weather,
+        seed: u64,
+        settings: Settings,
+        algorithm: Algorithm,
+    ) -> Net {
+        let worker = |rank| {
+            let membership = membership(shape, rank);
+            Worker::with_controller(membership, settings, algorithm.controller(&membership)).unwrap()
+        };
         let world = usize::from(shape.world);
         Net {
             now: 1_000_000,
-            workers: (0..shape.world)
-                .map(|rank| Worker::new(membership(shape, rank), settings).unwrap())
-                .collect(),
+            workers: (0..shape.world).map(worker).collect(),
             silent: vec![false; world],
             aggregator: Aggregator::new(shape),
             weather,
