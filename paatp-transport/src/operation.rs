@@ -10,12 +10,28 @@ use crate::plan::{Piece, Plan};
 use crate::quantise::{self, E_MIN, Extreme, Lane, Quantiser, Scale, Unfit};
 use crate::tensor::{Handle, Reduction, Tensor, Values};
 
-/// A queued operation. Its chunks follow the header-only round that agrees on the first exponent.
+/// Proposed one window ahead of an operation that the rank does not know yet, or whose first chunks cannot be sent: the
+/// largest exponent there is, so that it wins. (Values that really need it cost a round.)
+pub(crate) const UNKNOWN: i8 = i8::MAX;
+
+/// How the exponents of an operation's first W chunks are agreed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Opening {
+    /// Not known before the result one window ahead is here; counted as a handover until then.
+    Undecided,
+    /// A header-only round agrees on one exponent for all of them.
+    Round,
+    /// The results one window ahead tell them: there is no gap.
+    Handover,
+}
+
+/// A queued operation.
 #[derive(Debug)]
 pub(crate) struct Operation {
     pub handle: Handle,
-    /// Position of the exponent round.
+    /// Position of the exponent round, if there is one, else of the first chunk. Final once the opening is decided.
     pub first: u64,
+    pub opening: Opening,
     /// Exponent of the first W chunks, once the round's result is here.
     pub first_exponent: Option<i8>,
     pub tensors: Vec<Tensor>,
@@ -45,16 +61,24 @@ impl Operation {
         let plan = Plan::new(tensors.iter().map(|tensor| tensor.values.len()), shape.lanes);
         let fingerprint = fingerprint(reduction, &tensors);
         let quantiser = shape.quantiser;
-        Operation { handle, first, first_exponent: None, tensors, reduction, plan, fingerprint, quantiser }
+        // Without chunks the round is all there is.
+        let opening = if plan.chunks() == 0 { Opening::Round } else { Opening::Undecided };
+        let first_exponent = None;
+        Operation { handle, first, opening, first_exponent, tensors, reduction, plan, fingerprint, quantiser }
+    }
+
+    const fn rounds(&self) -> u64 {
+        matches!(self.opening, Opening::Round) as u64
     }
 
     /// First position after this operation.
     pub const fn end(&self) -> u64 {
-        self.first + 1 + self.plan.chunks()
+        self.first + self.rounds() + self.plan.chunks()
     }
 
     pub const fn step(&self, position: u64) -> Step {
-        if position <= self.first { Step::Round } else { Step::Chunk(position - self.first - 1) }
+        let number = position.saturating_sub(self.first);
+        if number < self.rounds() { Step::Round } else { Step::Chunk(number - self.rounds()) }
     }
 
     pub fn piece(&self, index: u64) -> Option<Piece> {
@@ -78,11 +102,14 @@ impl Operation {
         Chunk { root, ..chunk }
     }
 
-    /// What the ranks agree on for a chunk, given its exponent (which exact types and reductions do not use).
-    pub fn chunk(&self, piece: Piece, exponent: i8) -> Option<Chunk> {
+    /// What the ranks agree on for chunk `number`, given its exponent (which exact types and reductions do not use). It has
+    /// no root: that place carries the fingerprint, a byte in turn, for there need not be a round.
+    pub fn chunk(&self, number: u64, piece: Piece, exponent: i8) -> Option<Chunk> {
         let values = &self.tensors.get(piece.tensor)?.values;
         let exponent = if self.is_scaled(values) { exponent } else { 0 };
-        Some(Chunk::new(self.reduction.operation(), values.element(), piece.lanes, exponent))
+        let chunk = Chunk::new(self.reduction.operation(), values.element(), piece.lanes, exponent);
+        let [even, odd] = self.fingerprint.to_be_bytes();
+        Some(Chunk { root: if number.is_multiple_of(2) { even } else { odd }, ..chunk })
     }
 
     fn is_scaled(&self, values: &Values) -> bool {
@@ -98,6 +125,14 @@ impl Operation {
             let exponent = self.piece(index).map_or(Ok(E_MIN), |piece| self.exponent_of(piece))?;
             Ok(largest.max(exponent))
         })
+    }
+
+    /// What to propose one window ahead of chunk `number`, before this operation begins. Values that cannot be sent make it
+    /// begin with a round, which reports them as its own: the operations before it are not to fail. So the first proposal
+    /// looks at all of the first `window` chunks.
+    pub fn handover(&self, number: u64, window: u64) -> i8 {
+        let fit = if number == 0 { self.exponent(0, window).map(|_| ()) } else { Ok(()) };
+        fit.and_then(|()| self.exponent(number, number + 1)).unwrap_or(UNKNOWN)
     }
 
     fn exponent_of(&self, piece: Piece) -> Result<i8, OperationError> {
@@ -259,11 +294,15 @@ mod tests {
         let mut values = vec![1.0_f32; 100];
         values[70] = 300.0;
         let mut op = operation(Reduction::Sum, vec![tensor("w", Values::F32(values))]);
+        assert_eq!((op.first, op.end(), op.step(10)), (10, 14, Step::Chunk(0)));
+        op.opening = Opening::Round;
         assert_eq!((op.first, op.end()), (10, 15));
         assert_eq!((op.step(10), op.step(11), op.step(14)), (Step::Round, Step::Chunk(0), Step::Chunk(3)));
         assert_eq!([op.exponent(0, 2), op.exponent(0, 9), op.exponent(4, 5)], [Ok(0), Ok(8), Ok(E_MIN)]);
+        assert_eq!([op.handover(0, 2), op.handover(2, 2), op.handover(3, 2)], [0, 8, 0]);
         let Values::F32(values) = &mut op.tensors[0].values else { return };
         values[97] = f32::NEG_INFINITY;
+        assert_eq!([op.handover(0, 3), op.handover(0, 4), op.handover(3, 4)], [0, UNKNOWN, UNKNOWN]);
         assert_eq!(op.exponent(0, 3), Ok(8));
         let name = "w".into();
         let error = OperationError::NonFinite { tensor: name, index: 97, value: f32::NEG_INFINITY };

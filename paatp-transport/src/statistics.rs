@@ -15,6 +15,8 @@ pub struct Statistics {
     pub bytes_received: u64,
     /// Contributions made: each chunk once.
     pub contributions: u64,
+    /// Of these, header-only exponent rounds at the beginning of an operation: a round trip without chunks each.
+    pub rounds: u64,
     /// Contributions sent again.
     pub retransmissions: u64,
     /// Requests for results without a contribution.

@@ -171,8 +171,10 @@ pub struct Worker {
     acknowledged: u64,
     /// First chunk that was never contributed.
     next: u64,
-    /// First chunk after all operations.
+    /// First chunk after all operations: one less than it will be for each that turns out to need a round.
     end: u64,
+    /// The latest exponent round that was contributed.
+    latest_round: Option<u64>,
     /// All wishes from `delivered` up to here are asked for or granted.
     asked: u64,
     /// Wishes that rest on requests under way.
@@ -234,6 +236,7 @@ impl Worker {
             acknowledged: 0,
             next: 0,
             end: 0,
+            latest_round: None,
             asked: 0,
             wishes: 0,
             resend: VecDeque::with_capacity(most),

@@ -9,7 +9,7 @@ use paatp_common::wire::{Chunk, HEADER_BYTES, Kind, Request, flags};
 
 use super::{LEAVE_CAP, LINGER_FIRST, POLL_CAP, Transmit, Worker, seq_of};
 use crate::error::OperationError;
-use crate::operation::Step;
+use crate::operation::{Opening, Step, UNKNOWN};
 use crate::quantise::payload_tag;
 use crate::recovery::Sent;
 use crate::ring::{Contribution, Entry, Wish};
@@ -62,25 +62,69 @@ impl Worker {
         (self.acknowledged + congestion).min(self.delivered + asynchronous).max(self.delivered + 1)
     }
 
+    /// What all ranks agreed on for this chunk one window ahead. Only a complete result says it: an acknowledgement tells a
+    /// maximum so far (protocol-rules F5).
+    fn agreed_for(&self, position: u64) -> Option<i8> {
+        let before = position.checked_sub(u64::from(self.membership.window))?;
+        self.ring.get(before).filter(|entry| entry.wish == Wish::Delivered).map(|entry| entry.agreed)
+    }
+
+    /// Decides how the operation at `index` begins, before its first contribution. Every rank decides alike, for it looks at
+    /// nothing but results:
+    ///
+    /// - The result one window ahead tells an exponent if every rank knew this operation when it contributed there.
+    /// - They all meant the same chunk if no operation that began since then has a round: a round moves what follows it, and
+    ///   not every rank knew of it in time.
+    fn open(&mut self, index: usize, position: u64) {
+        let window = u64::from(self.membership.window);
+        let moved = self.latest_round.is_some_and(|round| round + window >= position);
+        let known = self.agreed_for(position).is_some_and(|exponent| exponent != UNKNOWN);
+        let opening = if known && !moved { Opening::Handover } else { Opening::Round };
+        if let Some(op) = self.operations.get_mut(index) {
+            op.opening = opening;
+        }
+        if opening == Opening::Round {
+            self.operations.range_mut(index + 1..).for_each(|op| op.first += 1);
+            self.end += 1;
+        }
+    }
+
+    /// The exponent to propose for a chunk that lies one window ahead, in an operation that has not begun.
+    fn propose_beyond(&self, position: u64) -> i8 {
+        let op = self.operation_at(position).and_then(|index| self.operations.get(index));
+        op.map_or(UNKNOWN, |op| match op.step(position) {
+            Step::Round => UNKNOWN,
+            Step::Chunk(number) => op.handover(number, u64::from(self.membership.window)),
+        })
+    }
+
     /// Makes the contribution of the next chunk; `None` if its exponent is not known yet.
     fn contribute(&mut self, now: Time, position: u64) -> Option<u64> {
         let index = self.operation_at(position)?;
+        if self.operations.get(index)?.opening == Opening::Undecided {
+            self.open(index, position);
+        }
         let op = self.operations.get(index)?;
         let window = u64::from(self.membership.window);
         let (chunk, ahead, tag) = match op.step(position) {
             Step::Round => (op.round_chunk(), op.exponent(0, window), 0),
             Step::Chunk(number) => {
-                // Only what a complete result says: an acknowledgement tells a maximum so far (protocol-rules F5).
-                let exponent = if number < window {
-                    op.first_exponent?
-                } else {
-                    self.ring.get(position - window).filter(|entry| entry.wish == Wish::Delivered)?.agreed
-                };
+                let in_round = number < window && op.opening == Opening::Round;
+                let exponent = if in_round { op.first_exponent? } else { self.agreed_for(position)? };
                 let piece = op.piece(number)?;
                 let tag = op.write(piece, exponent, self.ring.payload_mut(position, piece.lanes))?;
-                (op.chunk(piece, exponent)?, op.exponent(number + window, number + window + 1), tag)
+                let ahead = if position + window < op.end() {
+                    op.exponent(number + window, number + window + 1)
+                } else {
+                    Ok(self.propose_beyond(position + window))
+                };
+                (op.chunk(number, piece, exponent)?, ahead, tag)
             }
         };
+        if chunk.lanes == 0 {
+            self.latest_round = Some(position);
+            self.statistics.rounds += 1;
+        }
         let fault = ahead.as_ref().err().cloned();
         let mut entry = Entry::new(position, chunk, ahead.unwrap_or(crate::quantise::E_MIN));
         let salt = tag::salt(self.keys.of(self.membership.rank), seq_of(position), chunk);
