@@ -103,18 +103,21 @@ pub enum MembershipError {
     },
 }
 
-/// How long a worker waits.
+/// How long a worker waits, and for what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Give up when no chunk was completed for this long.
     pub timeout: Duration,
     /// Longest time to stay at hand for other ranks after the own work is done and `leave` was called.
     pub linger: Duration,
+    /// How many operations after the oldest unfinished one may be handed out before it; 0: in order. Results do not depend
+    /// on it. An operation that was handed out early stays done, also if an earlier one fails later.
+    pub staleness: u32,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Settings { timeout: Duration::from_secs(30), linger: Duration::from_secs(30) }
+        Settings { timeout: Duration::from_secs(30), linger: Duration::from_secs(30), staleness: 0 }
     }
 }
 

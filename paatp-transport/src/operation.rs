@@ -32,6 +32,10 @@ pub(crate) struct Operation {
     /// Position of the exponent round, if there is one, else of the first chunk. Final once the opening is decided.
     pub first: u64,
     pub opening: Opening,
+    /// Positions whose results are delivered.
+    pub delivered: u64,
+    /// It was handed out, before an earlier one was done; only its place is kept.
+    pub handed_out: bool,
     /// Exponent of the first W chunks, once the round's result is here.
     pub first_exponent: Option<i8>,
     pub tensors: Vec<Tensor>,
@@ -63,8 +67,24 @@ impl Operation {
         let quantiser = shape.quantiser;
         // Without chunks the round is all there is.
         let opening = if plan.chunks() == 0 { Opening::Round } else { Opening::Undecided };
-        let first_exponent = None;
-        Operation { handle, first, opening, first_exponent, tensors, reduction, plan, fingerprint, quantiser }
+        Operation {
+            handle,
+            first,
+            opening,
+            delivered: 0,
+            handed_out: false,
+            first_exponent: None,
+            tensors,
+            reduction,
+            plan,
+            fingerprint,
+            quantiser,
+        }
+    }
+
+    /// All its results are here.
+    pub fn is_complete(&self) -> bool {
+        self.opening != Opening::Undecided && self.first + self.delivered >= self.end()
     }
 
     const fn rounds(&self) -> u64 {

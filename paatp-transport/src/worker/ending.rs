@@ -25,7 +25,7 @@ impl Worker {
     pub(super) fn fail_from(&mut self, now: Time, index: usize, cut: u64, error: OperationError) {
         self.cut(now, cut);
         let mut error = Some(error);
-        for op in self.operations.drain(index..) {
+        for op in self.operations.drain(index..).filter(|op| !op.handed_out) {
             let error = error.take().unwrap_or(OperationError::Over);
             self.events.push_back(Event::Failed { handle: op.handle, error });
         }
@@ -59,7 +59,7 @@ impl Worker {
     /// Fails everything and stops.
     pub(super) fn halt(&mut self, error: OperationError) {
         let mut error = Some(error);
-        for op in mem::take(&mut self.operations) {
+        for op in mem::take(&mut self.operations).into_iter().filter(|op| !op.handed_out) {
             let error = error.take().unwrap_or(OperationError::Over);
             self.events.push_back(Event::Failed { handle: op.handle, error });
         }

@@ -476,6 +476,7 @@ impl Worker {
         let Some(op) = self.operation_at(position).and_then(|index| self.operations.get_mut(index)) else {
             return;
         };
+        op.delivered += 1;
         let written = match op.step(position) {
             Step::Round => {
                 op.first_exponent = Some(arrived.next_exponent);
@@ -491,13 +492,24 @@ impl Worker {
     }
 
     /// Hands out operations whose chunks are all here, and the error of a result that fits no type: in order, so that all
-    /// ranks see the same.
+    /// ranks see the same, or as far out of order as the settings allow.
     fn finish_operations(&mut self, now: Time) {
         if let Some((position, error)) = self.overflow.take_if(|(position, _)| self.delivered > *position) {
             self.fail_at(now, position, position + 1, error);
         }
         while let Some(op) = self.operations.pop_front_if(|op| op.end() <= self.delivered) {
-            self.events.push_back(Event::Done { handle: op.handle, tensors: op.tensors });
+            if !op.handed_out {
+                self.events.push_back(Event::Done { handle: op.handle, tensors: op.tensors });
+            }
+        }
+        // Nothing from a result on that fits no type: it will be an error.
+        let cut = self.overflow.as_ref().map_or(u64::MAX, |(position, _)| *position);
+        for op in self.operations.iter_mut().take(self.settings.staleness as usize + 1) {
+            if op.is_complete() && !op.handed_out && op.end() <= cut {
+                op.handed_out = true;
+                let tensors = core::mem::take(&mut op.tensors);
+                self.events.push_back(Event::Done { handle: op.handle, tensors });
+            }
         }
     }
 

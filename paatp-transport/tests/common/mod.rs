@@ -203,7 +203,7 @@ pub struct Net {
 }
 
 pub fn settings() -> Settings {
-    Settings { timeout: Duration::from_secs(20), linger: Duration::from_secs(20) }
+    Settings { timeout: Duration::from_secs(20), linger: Duration::from_secs(20), staleness: 0 }
 }
 
 pub fn membership(shape: Shape, rank: u8) -> Membership {

@@ -93,7 +93,7 @@ pub fn allreduce(args: &Allreduce) -> Result<Report, AllreduceError> {
             "the aggregator's address is this machine's own: packets to it may never pass the interface that `paatp run` is attached to"
         );
     }
-    let settings = Settings { timeout: args.timeout, linger: args.timeout };
+    let settings = Settings { timeout: args.timeout, linger: args.timeout, ..Settings::default() };
     let mut worker = Worker::new(membership(&grant, args.rank), settings)?;
     let clock = Clock::default();
     let start = Instant::now();
