@@ -18,6 +18,7 @@ mod fixed;
 #[cfg(test)]
 mod laws;
 mod paatp;
+pub mod policy;
 mod switchml;
 
 use alloc::boxed::Box;

@@ -73,8 +73,8 @@ impl Worker {
     /// nothing but results:
     ///
     /// - The result one window ahead tells an exponent if every rank knew this operation when it contributed there.
-    /// - They all meant the same chunk if no operation that began since then has a round: a round moves what follows it, and
-    ///   not every rank knew of it in time.
+    /// - It was meant for this operation's first chunk unless one that began since then has a round: that moves what follows,
+    ///   and whoever proposes reckons without rounds to come.
     fn open(&mut self, index: usize, position: u64) {
         let window = u64::from(self.membership.window);
         let moved = self.latest_round.is_some_and(|round| round + window >= position);
