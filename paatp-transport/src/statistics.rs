@@ -43,8 +43,10 @@ pub struct Statistics {
     pub busy: u64,
     /// Contributions that were damaged when they reached the aggregator.
     pub bad_tags: u64,
-    /// Answers that echoed a congestion mark.
+    /// Answers that echoed a congestion mark of their request.
     pub ecn_echoes: u64,
+    /// Answers that were marked themselves, as far as the driver told.
+    pub ecn_marks: u64,
     /// Answers that belong to another job, rank or generation.
     pub foreign_answers: u64,
     /// Answers that could not be read, by [`Refusal`] number; see [`Statistics::refused`].

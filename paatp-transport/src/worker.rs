@@ -67,7 +67,7 @@ pub enum Event {
     },
 }
 
-/// A datagram that was written to the buffer.
+/// A datagram that was written to the buffer, to be sent as ECT(0): the network may mark it instead of dropping it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transmit {
     /// Bytes of the datagram.
@@ -304,10 +304,20 @@ impl Worker {
 
     /// Takes in a datagram from the aggregator.
     pub fn handle_datagram(&mut self, now: Time, datagram: &[u8]) {
+        self.handle(now, datagram, false);
+    }
+
+    /// Takes in a datagram from the aggregator whose IP header is marked CE: results are as large as contributions, so
+    /// their path may be the one that is full. For drivers that can see it (`IP_RECVTOS`, `IPV6_RECVTCLASS`).
+    pub fn handle_marked_datagram(&mut self, now: Time, datagram: &[u8]) {
+        self.handle(now, datagram, true);
+    }
+
+    fn handle(&mut self, now: Time, datagram: &[u8], marked: bool) {
         self.statistics.datagrams_received += 1;
         self.statistics.bytes_received += datagram.len() as u64;
         // Also when halted: what was damaged is to be counted.
-        self.take(now, datagram);
+        self.take(now, datagram, marked);
         if self.phase != Phase::Halted {
             self.detect_losses(now);
             self.look_for_the_end();

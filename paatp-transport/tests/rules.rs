@@ -13,6 +13,7 @@ use common::{FAIR, Net, Random, Shape, Weather, membership, settings};
 use paatp_common::limits::MAX_ATTEMPTS;
 use paatp_common::wire::{Answer, Body, HEADER_BYTES, Header, Kind, Redo, Request, Status, flags};
 use paatp_common::{Refusal, Seq};
+use paatp_transport::rate::Algorithm;
 use paatp_transport::{Event, OperationError, Reduction, Tensor, Time, Values, Worker};
 
 const SHAPE: Shape = Shape { world: 2, lanes: 32, window: 2, slots: 4 };
@@ -493,6 +494,31 @@ fn garbage_is_counted_and_ignored() {
         while let Some(event) = worker.poll_event() {
             assert!(!matches!(event, Event::Done { .. }));
         }
+    }
+}
+
+/// Congestion on the way there is echoed, congestion on the way back is seen by the driver: controllers hear of both.
+#[test]
+fn congestion_both_ways_reaches_the_controller() {
+    for (echoed, marked) in [(false, false), (true, false), (false, true)] {
+        let membership = membership(SHAPE, 0);
+        let controller = Algorithm::Atp.controller(&membership);
+        let mut worker = Worker::with_controller(membership, settings(), controller).unwrap();
+        worker.all_reduce(Time(0), Reduction::Sum, ones(200));
+        let round = sent(&mut worker, 0);
+        let mut answer = round_result(&round[0], 0);
+        if echoed {
+            answer.set_flags(flags::RESULT | flags::ECN_ECHO);
+            answer.seal();
+        }
+        match marked {
+            true => worker.handle_marked_datagram(Time(50), answer.as_bytes()),
+            false => worker.handle_datagram(Time(50), answer.as_bytes()),
+        }
+        let statistics = worker.statistics();
+        assert_eq!((statistics.ecn_echoes, statistics.ecn_marks), (u64::from(echoed), u64::from(marked)));
+        let window = worker.controller().windows().asynchronous;
+        assert_eq!(window, if echoed || marked { 1 } else { 2 });
     }
 }
 

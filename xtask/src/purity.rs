@@ -1,6 +1,8 @@
-//! Holds the two portable crates to their promise: no standard library, few dependencies.
+//! Holds the two portable crates to their promise: no standard library (so no clock, socket, thread, `HashMap`), few
+//! dependencies, nothing asynchronous.
 
 use std::fs;
+use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
@@ -24,6 +26,8 @@ const ALLOWED: [&str; 11] = [
     "wincode",
     "zerocopy",
 ];
+/// Words that compile without std, and must not occur all the same.
+const FORBIDDEN: [&str; 4] = ["async", "await", "Future", "RandomState"];
 /// How a portable crate's `lib.rs` declares itself.
 const DECLARATIONS: [&str; 2] = ["#![no_std]", "#![cfg_attr(not(test), no_std)]"];
 
@@ -36,6 +40,7 @@ pub fn check(workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
         if !declares_no_std(&source) {
             bail!("{} does not say {}: it must not need std", path.display(), DECLARATIONS.join(" or "));
         }
+        check_words(&workspace.root.join(package).join("src"))?;
     }
     let mut tree = workspace.cargo("tree");
     tree.args(["-p", "paatp-transport", "-e", "normal,no-proc-macro", "--prefix", "none", "--format", "{p}"]);
@@ -57,6 +62,35 @@ pub fn check(workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
         &mut command,
         "These crates must compile without std and atomics: use core and alloc only, and no Arc.",
     )
+}
+
+/// Refuses forbidden words in all sources of a folder.
+fn check_words(folder: &Path) -> Result<()> {
+    for entry in fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))? {
+        let path = entry.with_context(|| format!("cannot read {}", folder.display()))?.path();
+        if path.is_dir() {
+            check_words(&path)?;
+            continue;
+        }
+        let source = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        if let Some((line, word)) = forbidden(&source) {
+            bail!(
+                "{}:{line} says '{word}': this crate is driven from outside and never waits",
+                path.display()
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The first forbidden word outside of comments, and its line.
+fn forbidden(source: &str) -> Option<(usize, &'static str)> {
+    let is_part = |c: char| c.is_alphanumeric() || c == '_';
+    source.lines().enumerate().find_map(|(index, line)| {
+        let code = line.split("//").next().unwrap_or(line);
+        let found = |word: &&str| code.split(|c| !is_part(c)).any(|part| part == *word);
+        FORBIDDEN.into_iter().find(found).map(|word| (index + 1, word))
+    })
 }
 
 /// Whether one of a file's lines is the declaration.
@@ -85,6 +119,13 @@ mod tests {
         assert!(declares_no_std("//! A crate.\n#![no_std]\n"));
         assert!(declares_no_std("#![cfg_attr(not(test), no_std)]"));
         assert!(!declares_no_std("// #![no_std]\nuse std::fs;\n"));
+    }
+
+    #[test]
+    fn finds_forbidden_words_in_code_only() {
+        assert_eq!(forbidden("fn a() {}\npub async fn b() {}\n"), Some((2, "async")));
+        assert_eq!(forbidden("use core::future::Future;"), Some((1, "Future")));
+        assert_eq!(forbidden("// async\nfn asynchronous() {} // await\nlet x = asynchronous;"), None);
     }
 
     #[test]

@@ -43,7 +43,7 @@ pub struct Feedback {
     pub now: Time,
     /// Round-trip time of this answer's request; `None` if it is no longer known.
     pub rtt: Option<Duration>,
-    /// The request met congestion.
+    /// The request or this answer met congestion.
     pub ecn_echo: bool,
     /// The ring had no room for the contribution.
     pub busy: bool,

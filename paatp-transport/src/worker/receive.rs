@@ -47,7 +47,7 @@ struct Arrived<'a> {
 
 impl Worker {
     /// Reads a datagram and acts on it, if it is an answer for this worker.
-    pub(super) fn take(&mut self, now: Time, datagram: &[u8]) {
+    pub(super) fn take(&mut self, now: Time, datagram: &[u8], marked: bool) {
         let Some((header, payload)) = Header::of(datagram).zip(datagram.get(HEADER_BYTES..)) else {
             return self.statistics.refuse(Refusal::Truncated);
         };
@@ -71,7 +71,8 @@ impl Worker {
         let arrived = self.arrived(&answer, payload);
         let result = arrived.map(|arrived| (self.check(&arrived), arrived));
         if self.phase != Phase::Halted {
-            self.obey(now, &answer, result);
+            self.statistics.ecn_marks += u64::from(marked);
+            self.obey(now, &answer, result, marked);
         }
     }
 
@@ -88,7 +89,7 @@ impl Worker {
         Some(Arrived { position, bitmap, tag, next_exponent, attempt, non_finite, payload })
     }
 
-    fn obey(&mut self, now: Time, answer: &Answer, result: Option<(Verdict, Arrived<'_>)>) {
+    fn obey(&mut self, now: Time, answer: &Answer, result: Option<(Verdict, Arrived<'_>)>, marked: bool) {
         self.waiting.answered = true;
         self.learn(answer);
         let settled = self.recovery.settle(now, answer.token);
@@ -96,7 +97,20 @@ impl Worker {
         self.statistics.srtt_us = self.recovery.srtt().map_or(0, |srtt| srtt.as_micros() as u64);
         let before = self.acknowledged;
         self.heed(now, answer, result, settled);
-        self.report(now, answer, settled, before);
+        self.controller.on_answer(&Feedback {
+            now,
+            rtt: settled.map(|s| s.rtt),
+            ecn_echo: answer.ecn_echo || marked,
+            busy: answer.status == Status::Busy,
+            p_min: self.others.p_min,
+            p_max: self.others.p_max,
+            progress: self.acknowledged,
+            delivered: self.delivered,
+            next: self.next,
+            granted: answer.window,
+            gain: answer.gain,
+            chunks_acked: self.acknowledged.saturating_sub(before).min(u64::from(u32::MAX)) as u32,
+        });
     }
 
     /// Acts on the result, on what is told instead of one, and on what became of the request.
@@ -151,24 +165,6 @@ impl Worker {
         if !matches!(answer.body, Body::Result { non_finite: Some(_), .. }) {
             self.others.slowest = answer.slowest;
         }
-    }
-
-    /// Tells the controller; `before` is the progress before this answer.
-    fn report(&mut self, now: Time, answer: &Answer, settled: Option<Settled>, before: u64) {
-        self.controller.on_answer(&Feedback {
-            now,
-            rtt: settled.map(|s| s.rtt),
-            ecn_echo: answer.ecn_echo,
-            busy: answer.status == Status::Busy,
-            p_min: self.others.p_min,
-            p_max: self.others.p_max,
-            progress: self.acknowledged,
-            delivered: self.delivered,
-            next: self.next,
-            granted: answer.window,
-            gain: answer.gain,
-            chunks_acked: self.acknowledged.saturating_sub(before).min(u64::from(u32::MAX)) as u32,
-        });
     }
 
     /// What the status says of the contribution in the answered request.
