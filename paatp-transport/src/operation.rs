@@ -14,14 +14,15 @@ use crate::tensor::{Handle, Reduction, Tensor, Values};
 /// largest exponent there is, so that it wins. (Values that really need it cost a round.)
 pub(crate) const UNKNOWN: i8 = i8::MAX;
 
-/// How the exponents of an operation's first W chunks are agreed on.
+/// How the exponent of an operation's first W chunks is agreed on. It is the same either way, so that the bits of a result
+/// do not depend on when ranks queued the operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Opening {
     /// Not known before the result one window ahead is here; counted as a handover until then.
     Undecided,
     /// A header-only round agrees on one exponent for all of them.
     Round,
-    /// The results one window ahead tell them: there is no gap.
+    /// The result one window ahead of the first chunk tells it: there is no gap.
     Handover,
 }
 
@@ -36,7 +37,7 @@ pub(crate) struct Operation {
     pub delivered: u64,
     /// It was handed out, before an earlier one was done; only its place is kept.
     pub handed_out: bool,
-    /// Exponent of the first W chunks, once the round's result is here.
+    /// Exponent of the first W chunks, once it is agreed on.
     pub first_exponent: Option<i8>,
     pub tensors: Vec<Tensor>,
     reduction: Reduction,
@@ -147,12 +148,10 @@ impl Operation {
         })
     }
 
-    /// What to propose one window ahead of chunk `number`, before this operation begins. Values that cannot be sent make it
-    /// begin with a round, which reports them as its own: the operations before it are not to fail. So the first proposal
-    /// looks at all of the first `window` chunks.
-    pub fn handover(&self, number: u64, window: u64) -> i8 {
-        let fit = if number == 0 { self.exponent(0, window).map(|_| ()) } else { Ok(()) };
-        fit.and_then(|()| self.exponent(number, number + 1)).unwrap_or(UNKNOWN)
+    /// What to propose one window ahead of the first chunk, for the first `window` chunks. Values that cannot be sent make
+    /// the operation begin with a round, which reports them as its own: the operations before it are not to fail.
+    pub fn handover(&self, window: u64) -> i8 {
+        self.exponent(0, window).unwrap_or(UNKNOWN)
     }
 
     fn exponent_of(&self, piece: Piece) -> Result<i8, OperationError> {
@@ -319,10 +318,10 @@ mod tests {
         assert_eq!((op.first, op.end()), (10, 15));
         assert_eq!((op.step(10), op.step(11), op.step(14)), (Step::Round, Step::Chunk(0), Step::Chunk(3)));
         assert_eq!([op.exponent(0, 2), op.exponent(0, 9), op.exponent(4, 5)], [Ok(0), Ok(8), Ok(E_MIN)]);
-        assert_eq!([op.handover(0, 2), op.handover(2, 2), op.handover(3, 2)], [0, 8, 0]);
+        assert_eq!([op.handover(2), op.handover(3)], [0, 8]);
         let Values::F32(values) = &mut op.tensors[0].values else { return };
         values[97] = f32::NEG_INFINITY;
-        assert_eq!([op.handover(0, 3), op.handover(0, 4), op.handover(3, 4)], [0, UNKNOWN, UNKNOWN]);
+        assert_eq!([op.handover(3), op.handover(4)], [8, UNKNOWN]);
         assert_eq!(op.exponent(0, 3), Ok(8));
         let name = "w".into();
         let error = OperationError::NonFinite { tensor: name, index: 97, value: f32::NEG_INFINITY };

@@ -382,3 +382,27 @@ fn operations_overtake_as_far_as_staleness_allows() {
     let counts = [0, 1, 2].map(count);
     assert!(counts[0] == 0 && counts[1] > 20 && counts[2] >= counts[1], "{counts:?}");
 }
+
+/// The bits of results do not depend on when operations were queued, although some then begin with a round.
+#[test]
+fn the_bits_do_not_depend_on_when_operations_are_queued() {
+    let run = |late: bool| {
+        let mut net = Net::new(SHAPE, FAIR, 1);
+        for number in 0..3 {
+            for (rank, worker) in net.workers.iter_mut().enumerate() {
+                let mut random = Random(number * 10 + rank as u64);
+                // Magnitudes differ from chunk to chunk, so that a scale of its own would change digits.
+                let value = |i: u64| (random.unit() * 10f64.powi((i / 32 % 7) as i32 - 3)) as f32;
+                worker.all_reduce(Time(net.now), Reduction::Sum, f32s("w", (0..1000).map(value).collect()));
+            }
+            if late {
+                net.run_until_events(number as usize + 1, 100_000);
+            }
+        }
+        net.run_until_events(3, 100_000);
+        (net.workers[0].statistics().rounds, net.results())
+    };
+    let ((early_rounds, early), (late_rounds, late)) = (run(false), run(true));
+    assert_eq!((early_rounds, late_rounds), (1, 3));
+    assert_eq!(early, late);
+}

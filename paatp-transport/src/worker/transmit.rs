@@ -78,24 +78,22 @@ impl Worker {
     fn open(&mut self, index: usize, position: u64) {
         let window = u64::from(self.membership.window);
         let moved = self.latest_round.is_some_and(|round| round + window >= position);
-        let known = self.agreed_for(position).is_some_and(|exponent| exponent != UNKNOWN);
-        let opening = if known && !moved { Opening::Handover } else { Opening::Round };
+        let agreed = self.agreed_for(position).filter(|exponent| *exponent != UNKNOWN && !moved);
         if let Some(op) = self.operations.get_mut(index) {
-            op.opening = opening;
+            op.opening = if agreed.is_some() { Opening::Handover } else { Opening::Round };
+            op.first_exponent = agreed;
         }
-        if opening == Opening::Round {
+        if agreed.is_none() {
             self.operations.range_mut(index + 1..).for_each(|op| op.first += 1);
             self.end += 1;
         }
     }
 
-    /// The exponent to propose for a chunk that lies one window ahead, in an operation that has not begun.
+    /// The exponent to propose for a position that lies one window ahead, where this operation is over.
     fn propose_beyond(&self, position: u64) -> i8 {
         let op = self.operation_at(position).and_then(|index| self.operations.get(index));
-        op.map_or(UNKNOWN, |op| match op.step(position) {
-            Step::Round => UNKNOWN,
-            Step::Chunk(number) => op.handover(number, u64::from(self.membership.window)),
-        })
+        let first = op.filter(|op| op.step(position) == Step::Chunk(0));
+        first.map_or(UNKNOWN, |op| op.handover(u64::from(self.membership.window)))
     }
 
     /// Makes the contribution of the next chunk; `None` if its exponent is not known yet.
@@ -109,8 +107,7 @@ impl Worker {
         let (chunk, ahead, tag) = match op.step(position) {
             Step::Round => (op.round_chunk(), op.exponent(0, window), 0),
             Step::Chunk(number) => {
-                let in_round = number < window && op.opening == Opening::Round;
-                let exponent = if in_round { op.first_exponent? } else { self.agreed_for(position)? };
+                let exponent = if number < window { op.first_exponent? } else { self.agreed_for(position)? };
                 let piece = op.piece(number)?;
                 let tag = op.write(piece, exponent, self.ring.payload_mut(position, piece.lanes))?;
                 let ahead = if position + window < op.end() {
