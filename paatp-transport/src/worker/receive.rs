@@ -337,7 +337,7 @@ impl Worker {
 
     /// Gives up on requests that took too long; what they carried is to be sent again.
     pub(super) fn detect_losses(&mut self, now: Time) {
-        let mut lost = 0;
+        let (mut lost, mut idle) = (0, 0);
         while let Some((token, sent)) = self.recovery.next_lost(now) {
             lost += 1;
             if let Some(position) = sent.wish {
@@ -348,6 +348,7 @@ impl Worker {
             if carried.is_none() && sent.wish.is_none() {
                 // A linger pull: there are only a few within a timeout, so each must get through.
                 self.linger.at = self.linger.at.min(now);
+                idle += 1;
             }
             if let Some(position) =
                 carried.filter(|p| self.ring.get(*p).is_some_and(|e| e.contribution == under_way))
@@ -357,7 +358,9 @@ impl Worker {
         }
         if lost > 0 {
             self.statistics.losses += u64::from(lost);
-            self.controller.on_losses(now, lost);
+        }
+        if lost > idle {
+            self.controller.on_losses(now, lost - idle);
         }
     }
 
