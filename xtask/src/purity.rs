@@ -13,11 +13,12 @@ use crate::workspace::Workspace;
 /// The crates that must compile where there is no operating system.
 const PORTABLE: [&str; 2] = ["paatp-common", "paatp-transport"];
 /// All that `paatp-transport` may link; `network-types` (headers, for `paatp-common`) brings two.
-const ALLOWED: [&str; 11] = [
+const ALLOWED: [&str; 12] = [
     "paatp-transport",
     "paatp-common",
     "bytemuck",
     "cfg-if",
+    "cpufeatures",
     "half",
     "libm",
     "network-types",
