@@ -1,0 +1,1 @@
+//! A packet network in virtual time that runs the real workers and the real aggregator.

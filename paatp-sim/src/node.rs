@@ -1,0 +1,320 @@
+//! The aggregator: `paatp_common`'s path of a request over ordinary memory, and an auditor that looks on.
+//!
+//! The auditor knows what no program could know in time, such as what every worker has really been given, and stops the run
+//! at the first step that breaks a rule.
+
+use std::collections::BTreeSet;
+
+use bytemuck::Zeroable;
+use paatp_common::counter::Counters;
+use paatp_common::host::Host;
+use paatp_common::job::{Address, JobEntry, RankEntry, mapped};
+use paatp_common::lanes::SlotBlock;
+use paatp_common::limits::{LANES_PER_BLOCK, MAX_JOBS, MAX_RANKS};
+use paatp_common::progress::Progress;
+use paatp_common::slot::Slot;
+use paatp_common::tag::rank_key;
+use paatp_common::wire::{HEADER_BYTES, Header, Kind, Status, flags};
+use paatp_common::{Refusal, Seq};
+
+use crate::random::Random;
+use crate::scenario::JobSpec;
+
+/// Generations are arbitrary; each job has its own.
+const FIRST_GENERATION: u32 = 0xC0FF_EE00;
+/// Attempts up to which memory is damaged: what breaks for ever ends a job, as it should, and ends the test with it.
+const MOST_DAMAGED_ATTEMPT: u8 = 2;
+
+/// A rule that was broken.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("job {job}, chunk {seq}: {rule}")]
+pub struct Violation {
+    /// The job.
+    pub job: u16,
+    /// The chunk.
+    pub seq: u32,
+    /// What happened, and should not.
+    pub rule: String,
+}
+
+/// What one rank's requests came to since it was last asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Contributions taken.
+    pub contributions: u32,
+    /// Requests that were marked on the way.
+    pub marks: u32,
+    /// Contributions that found no room in the ring.
+    pub busy: u32,
+}
+
+/// Results as they were first handed out, one for each slot of a job.
+type Digests = Vec<Option<(u32, u64)>>;
+
+/// The aggregator's memory.
+#[derive(Debug)]
+pub struct Node {
+    jobs: Vec<JobEntry>,
+    ranks: Vec<RankEntry>,
+    progress: Vec<Progress>,
+    slots: Vec<Slot>,
+    lanes: Vec<SlotBlock>,
+    blocks: usize,
+    counters: Counters,
+    tallies: Vec<[Tally; MAX_RANKS]>,
+    digests: Vec<Digests>,
+    damaged: BTreeSet<(u16, u32, u8)>,
+}
+
+/// The address of a rank.
+fn address(job: u16, rank: u8) -> Address {
+    mapped([10, (job >> 8) as u8, job as u8, rank])
+}
+
+impl Node {
+    /// An aggregator with these jobs. Their nonces follow from the seed.
+    #[must_use]
+    pub fn new(specs: &[JobSpec], seed: u64) -> Node {
+        let blocks = specs.iter().map(|job| usize::from(job.lanes) / LANES_PER_BLOCK).max().unwrap_or(1);
+        let mut jobs = vec![JobEntry::zeroed(); MAX_JOBS];
+        let mut ranks = vec![RankEntry::zeroed(); MAX_JOBS * MAX_RANKS];
+        let mut first_slot = 0;
+        for ((number, spec), entry) in (0..).zip(specs).zip(&mut jobs) {
+            *entry = JobEntry {
+                expected: u64::MAX >> (MAX_RANKS - usize::from(spec.world)),
+                generation: generation(number),
+                first_slot,
+                slots: spec.slots,
+                lanes: spec.lanes,
+                window: spec.window,
+                world: spec.world,
+                ..JobEntry::zeroed()
+            };
+            first_slot += spec.slots;
+            let places = ranks.iter_mut().skip(usize::from(number) * MAX_RANKS);
+            for (rank, place) in (0..spec.world).zip(places) {
+                let key = rank_key(nonce(seed, number), rank);
+                *place = RankEntry { address: address(number, rank), key, reserved: 0 };
+            }
+        }
+        Node {
+            jobs,
+            ranks,
+            progress: (0..MAX_JOBS).map(|_| Progress::default()).collect(),
+            slots: vec![Slot::zeroed(); first_slot as usize],
+            lanes: vec![SlotBlock::default(); first_slot as usize * blocks],
+            blocks,
+            counters: Counters::default(),
+            tallies: vec![[Tally::default(); MAX_RANKS]; specs.len()],
+            digests: specs.iter().map(|job| vec![None; job.slots as usize]).collect(),
+            damaged: BTreeSet::new(),
+        }
+    }
+
+    /// What was counted.
+    #[must_use]
+    pub const fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// A job's entry, as the loader writes it.
+    pub fn job_mut(&mut self, job: u16) -> Option<&mut JobEntry> {
+        self.jobs.get_mut(usize::from(job))
+    }
+
+    /// How far a rank's contributions are, as the loader reads it.
+    #[must_use]
+    pub fn contributed(&self, job: u16, rank: u8) -> u32 {
+        let tracks = self.progress.get(usize::from(job));
+        tracks.map_or(0, |progress| progress.contributed.of(generation(job), usize::from(rank)).0)
+    }
+
+    /// Takes a rank's tally.
+    pub fn take_tally(&mut self, job: u16, rank: u8) -> Tally {
+        let tally = self.tallies.get_mut(usize::from(job)).and_then(|ranks| ranks.get_mut(usize::from(rank)));
+        tally.map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Handles a request in place; `None` if nothing is answered. `delivered` is what each of the job's workers has been
+    /// given, in the order of ranks.
+    ///
+    /// # Errors
+    /// The rule that this step broke.
+    pub fn handle(
+        &mut self,
+        (job, rank): (u16, u8),
+        datagram: &mut [u8],
+        congested: bool,
+        delivered: &[u64],
+    ) -> Result<Option<usize>, Violation> {
+        let request = Header::of(datagram).copied();
+        let before = request.and_then(|header| Some((header, *self.slot_of(job, header.seq())?)));
+        let length = datagram.len();
+        let mut host = Host {
+            jobs: &self.jobs,
+            ranks: &self.ranks,
+            progress: &self.progress,
+            slots: &mut self.slots,
+            lanes: &mut self.lanes,
+            blocks_per_slot: self.blocks,
+            counters: &mut self.counters,
+        };
+        let Ok(answered) = host.handle(datagram, address(job, rank), congested) else { return Ok(None) };
+        if let Some((request, slot)) = before {
+            self.audit_slot(job, rank, &request, &slot, delivered)?;
+            self.audit_answer(job, &request, length, datagram.get(..answered).unwrap_or(&[]))?;
+            self.tally(job, rank, datagram, &request, congested);
+        }
+        Ok(Some(answered))
+    }
+
+    fn slot_index(&self, job: u16, seq: Seq) -> Option<usize> {
+        let entry = self.jobs.get(usize::from(job)).filter(|entry| entry.slots > 0)?;
+        Some((entry.first_slot + seq.0 % entry.slots) as usize)
+    }
+
+    fn slot_of(&self, job: u16, seq: Seq) -> Option<&Slot> {
+        self.slots.get(self.slot_index(job, seq)?)
+    }
+
+    /// What this request did to the slot of its chunk.
+    fn audit_slot(
+        &self,
+        job: u16,
+        rank: u8,
+        request: &Header,
+        before: &Slot,
+        delivered: &[u64],
+    ) -> Result<(), Violation> {
+        let (Some(after), Some(entry)) = (self.slot_of(job, request.seq()), self.jobs.get(usize::from(job)))
+        else {
+            return Ok(());
+        };
+        let fail = |seq: Seq, rule: String| Err(Violation { job, seq: seq.0, rule });
+        let was_used = before.generation == entry.generation;
+        if was_used && after.seq != before.seq {
+            let all_have = delivered.iter().all(|delivered| *delivered > u64::from(before.seq.0));
+            if !all_have {
+                return fail(before.seq, format!("its slot went to chunk {} too early: {delivered:?}", after.seq.0));
+            }
+        }
+        let same = was_used && after.seq == before.seq;
+        let gained = if same && after.attempt == before.attempt { after.bits & !before.bits } else { after.bits };
+        let begun = !same || after.attempt != before.attempt;
+        if gained & !(1 << rank) != 0 {
+            return fail(after.seq, format!("rank {rank}'s request added bits {gained:#x}"));
+        }
+        if same && !begun && before.bits & !after.bits != 0 {
+            return fail(after.seq, format!("bits {:#x} became {:#x}", before.bits, after.bits));
+        }
+        if same && before.frozen != 0 && after.frozen != before.frozen {
+            return fail(after.seq, "the contributors of a redo are other than before".into());
+        }
+        let lowest = delivered.iter().min().copied().unwrap_or(0);
+        if gained != 0 && u64::from(after.seq.0) >= lowest + u64::from(entry.slots) {
+            return fail(after.seq, format!("taken more than {} ahead of {lowest}", entry.slots));
+        }
+        if after.is_complete() && after.bits != entry.expected {
+            return fail(after.seq, format!("complete with {:#x}", after.bits));
+        }
+        Ok(())
+    }
+
+    /// What was answered.
+    fn audit_answer(
+        &mut self,
+        job: u16,
+        request: &Header,
+        asked: usize,
+        answer: &[u8],
+    ) -> Result<(), Violation> {
+        let Some(header) = Header::of(answer) else { return Ok(()) };
+        let want = header.want();
+        let violation = |rule: String| Violation { job, seq: want.0, rule };
+        if answer.len() > asked || header.token() != request.token() {
+            return Err(violation("an answer is longer than its request, or another's".into()));
+        }
+        if !header.has(flags::RESULT) {
+            return Ok(());
+        }
+        let slots = self.jobs.get(usize::from(job)).map_or(1, |entry| entry.slots.max(1));
+        let is_damaged = self.damaged.range((job, want.0, 0)..=(job, want.0, u8::MAX)).next().is_some();
+        if is_damaged {
+            return Ok(());
+        }
+        let digest = digest(header, answer);
+        let place =
+            self.digests.get_mut(usize::from(job)).and_then(|all| all.get_mut((want.0 % slots) as usize));
+        match place {
+            Some(Some((seq, first))) if *seq == want.0 && *first != digest => {
+                Err(violation("two ranks get different results".into()))
+            }
+            Some(place) => {
+                *place = Some((want.0, digest));
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn tally(&mut self, job: u16, rank: u8, datagram: &[u8], request: &Header, congested: bool) {
+        let status = Header::of(datagram).map_or(0, Header::status);
+        let ranks = self.tallies.get_mut(usize::from(job));
+        let Some(tally) = ranks.and_then(|ranks| ranks.get_mut(usize::from(rank))) else { return };
+        let is_data = request.kind() == Some(Kind::Data);
+        tally.contributions += u32::from(is_data && status == Status::Ok as u8);
+        tally.busy += u32::from(status == Status::Busy as u8);
+        tally.marks += u32::from(congested);
+    }
+
+    /// Flips a bit of a complete slot. Once for each attempt of a chunk: the checksum sees every single wrong word, but its
+    /// top bit is the parity of the words' top bits, so a second flip there may hide the first.
+    pub fn damage(&mut self, random: &mut Random) {
+        let job_of = |generation: u32| generation.wrapping_sub(FIRST_GENERATION) as u16;
+        let is_fresh = |slot: &&Slot| {
+            slot.is_complete()
+                && slot.has_payload()
+                && slot.attempt <= MOST_DAMAGED_ATTEMPT
+                && !self.damaged.contains(&(job_of(slot.generation), slot.seq.0, slot.attempt))
+        };
+        let fresh: Vec<usize> =
+            self.slots.iter().enumerate().filter(|(_, slot)| is_fresh(slot)).map(|(i, _)| i).collect();
+        let Some(index) = fresh.get(random.below(fresh.len() as u64) as usize) else { return };
+        let Some(slot) = self.slots.get(*index) else { return };
+        self.damaged.insert((job_of(slot.generation), slot.seq.0, slot.attempt));
+        let word = random.below(u64::from(slot.chunk().lanes) / 2) as usize;
+        let bit = random.below(64);
+        if let Some(word) = self.lanes.get_mut(index * self.blocks + word / 16).and_then(|b| b.get_mut(word % 16)) {
+            *word ^= 1 << bit;
+        }
+    }
+
+    /// Whether a request was refused for this reason.
+    #[must_use]
+    pub const fn refused(&self, refusal: Refusal) -> u64 {
+        self.counters.refused(refusal)
+    }
+}
+
+/// A job's generation.
+#[must_use]
+pub const fn generation(job: u16) -> u32 {
+    FIRST_GENERATION + job as u32
+}
+
+/// A job's nonce.
+#[must_use]
+pub const fn nonce(seed: u64, job: u16) -> u64 {
+    (seed ^ 0x0123_4567_89AB_CDEF).wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(job as u64)
+}
+
+/// What all ranks must get alike: contributors, tag, scales and lanes, not attempt or progress.
+fn digest(header: &Header, answer: &[u8]) -> u64 {
+    let mut hash = header.bitmap() ^ header.tag().rotate_left(17);
+    hash ^= (header.exponent() as u64) << 8 ^ (header.next_exponent() as u64) << 16 ^ u64::from(header.lanes());
+    for word in answer.get(HEADER_BYTES..).unwrap_or(&[]).chunks_exact(8) {
+        let word = word.iter().fold(0, |word, byte| word << 8 | u64::from(*byte));
+        hash = (hash ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
+    }
+    hash
+}

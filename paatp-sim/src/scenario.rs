@@ -1,0 +1,387 @@
+//! What a scenario file says: the network, the jobs, and what goes wrong.
+
+use std::path::{Path, PathBuf};
+
+use paatp_common::limits::{LANES_PER_BLOCK, MAX_JOBS, MAX_RANKS};
+use paatp_transport::{Membership, MembershipError};
+use serde::Deserialize;
+
+use crate::link::{Impairment, LinkSpec};
+use crate::units::{Bytes, Nanos};
+
+/// Slots of all jobs together: what fits one host's memory while it simulates hundreds of workers.
+pub const MAX_SLOTS: u64 = 1 << 18;
+/// Chunks of one operation: positions stay far from the wrap of sequence numbers, which the checks rely on.
+pub const MAX_CHUNKS: u64 = 1 << 20;
+/// Iterations of a job.
+pub const MAX_ITERATIONS: u32 = 10_000;
+/// Slowest that a link may become.
+pub const LEAST_FACTOR: f64 = 0.001;
+
+/// A scenario.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scenario {
+    /// What it is about, in a sentence.
+    pub description: String,
+    /// Seed of all randomness, unless the command line names another.
+    #[serde(default = "one")]
+    pub seed: u64,
+    /// A run that takes longer in virtual time has failed.
+    #[serde(default = "minute")]
+    pub limit: Nanos,
+    /// The network.
+    pub network: Network,
+    /// The jobs; all have the same aggregator.
+    #[serde(rename = "job")]
+    pub jobs: Vec<JobSpec>,
+    /// What goes wrong with hosts and their links.
+    #[serde(default, rename = "straggler")]
+    pub stragglers: Vec<Straggler>,
+    /// Probability, for each request, that a bit of a complete slot flips in the aggregator's memory.
+    #[serde(default)]
+    pub memory_damage: f64,
+}
+
+/// The network: hosts on leaves, leaves on spines, the aggregator on the first leaf.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Network {
+    /// Leaf switches; hosts are dealt out to them in turn. With one there are no spines.
+    #[serde(default = "one")]
+    pub leaves: u64,
+    /// Spine switches; a host's packets always take the same one.
+    #[serde(default = "one")]
+    pub spines: u64,
+    /// Bytes of an IP packet that carries a whole chunk: what links charge, however few lanes are simulated.
+    pub packet: Bytes,
+    /// A host's link, each direction.
+    pub host: LinkSpec,
+    /// The aggregator's link, each direction, which all ranks share: it is a server. Absent: it is the leaf switch itself,
+    /// with a port for each rank.
+    pub aggregator: Option<LinkSpec>,
+    /// A link between leaf and spine, each direction.
+    pub fabric: Option<LinkSpec>,
+    /// What goes wrong by chance, on hosts' links in both directions.
+    #[serde(default)]
+    pub impairment: Impairment,
+}
+
+/// One training job.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JobSpec {
+    /// Name.
+    pub name: String,
+    /// Ranks.
+    pub world: u8,
+    /// Lanes of each packet that are really added and checked. Few make a fast simulation.
+    #[serde(default = "one_block")]
+    pub lanes: u16,
+    /// Window W: nobody runs further ahead of its own results.
+    pub window: u16,
+    /// Slots S of the ring.
+    pub slots: u32,
+    /// Chunks of one gradient.
+    pub chunks: u64,
+    /// Operations that a gradient is cut into.
+    #[serde(default = "one_operation")]
+    pub operations: u32,
+    /// Iterations.
+    pub iterations: u32,
+    /// When it starts.
+    #[serde(default)]
+    pub start: Nanos,
+    /// Computing in each iteration.
+    pub compute: Nanos,
+    /// Share of the computing after which the first operation's values are ready; the last's are at the end.
+    #[serde(default = "whole")]
+    pub first_ready: f64,
+    /// Computing takes up to this share more or less, by chance.
+    #[serde(default)]
+    pub jitter: f64,
+    /// Results that may be missing when the next iteration begins, in iterations: 0 is bulk-synchronous.
+    #[serde(default)]
+    pub staleness: u32,
+    /// What the values are.
+    #[serde(default)]
+    pub values: ValuesKind,
+}
+
+/// What is reduced, and how.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ValuesKind {
+    /// Floats, added.
+    #[default]
+    FloatSum,
+    /// Integers, added.
+    IntegerSum,
+    /// Integers, the largest.
+    IntegerMax,
+}
+
+/// Which ranks, counted over all jobs in their order.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(untagged)]
+pub enum Ranks {
+    /// All.
+    #[default]
+    All,
+    /// These.
+    These(Vec<u32>),
+}
+
+impl Ranks {
+    /// This one is meant.
+    #[must_use]
+    pub fn has(&self, host: usize) -> bool {
+        match self {
+            Ranks::All => true,
+            Ranks::These(ranks) => ranks.iter().any(|rank| *rank as usize == host),
+        }
+    }
+}
+
+/// Directions of a host's link.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Direction {
+    /// From the host.
+    Up,
+    /// To the host.
+    Down,
+    /// Both at once.
+    #[default]
+    Both,
+}
+
+/// Why some are slower than others. The first three as the experiments of Serene have them.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Straggler {
+    /// In some iterations computing takes longer, by a multiple of the mean iteration.
+    SlowWorker {
+        /// Probability for each rank and iteration.
+        probability: f64,
+        /// Least multiple.
+        least: f64,
+        /// Largest multiple.
+        most: f64,
+        /// The mean iteration without stragglers.
+        mean_iteration: Nanos,
+        /// Who.
+        #[serde(default)]
+        ranks: Ranks,
+    },
+    /// A host neither computes, sends nor receives for a while, from some moment in the iteration on.
+    Failure {
+        /// Probability for each rank and iteration.
+        probability: f64,
+        /// How long.
+        duration: Nanos,
+        /// The moment is uniform in this span from the iteration's beginning on.
+        within: Nanos,
+        /// Who.
+        #[serde(default)]
+        ranks: Ranks,
+    },
+    /// Computing always takes longer: from 1 for the first rank of a job up to this factor for its last.
+    Heterogeneous {
+        /// The last rank's factor.
+        most: f64,
+    },
+    /// Links that are slow for part of the time, each at other times.
+    SlowLink {
+        /// Of the rate, what is left.
+        factor: f64,
+        /// Length of a period; each host's begins elsewhere, by chance.
+        period: Nanos,
+        /// Share of it that is slow.
+        share: f64,
+        /// Which direction.
+        #[serde(default)]
+        direction: Direction,
+        /// Whose.
+        #[serde(default)]
+        ranks: Ranks,
+    },
+    /// Bursts of other traffic on hosts' links, each at other times.
+    Background {
+        /// Rate of a burst, as a share of the link's.
+        rate: f64,
+        /// Mean length of a burst.
+        on: Nanos,
+        /// Mean time between bursts.
+        off: Nanos,
+        /// Which direction.
+        #[serde(default)]
+        direction: Direction,
+        /// Whose.
+        #[serde(default)]
+        ranks: Ranks,
+    },
+}
+
+const fn one() -> u64 {
+    1
+}
+
+const fn one_operation() -> u32 {
+    1
+}
+
+const fn whole() -> f64 {
+    1.0
+}
+
+const fn one_block() -> u16 {
+    LANES_PER_BLOCK as u16
+}
+
+const fn minute() -> Nanos {
+    Nanos(60_000_000_000)
+}
+
+/// Why a scenario cannot be run.
+#[derive(Debug, thiserror::Error)]
+pub enum ScenarioError {
+    /// The file cannot be read.
+    #[error("cannot read the scenario {}: {source}; name one of the files in scenarios/", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file is not what it should be.
+    #[error("{} is no scenario: {source}", path.display())]
+    Syntax {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: Box<toml::de::Error>,
+    },
+    /// A number is impossible.
+    #[error("the scenario is impossible: {0}")]
+    Impossible(String),
+    /// A job is.
+    #[error("job `{job}` is impossible: {source}")]
+    Job {
+        /// Its name.
+        job: String,
+        /// Why.
+        source: MembershipError,
+    },
+}
+
+impl Scenario {
+    /// Reads and checks a file.
+    ///
+    /// # Errors
+    /// Why it cannot be run.
+    pub fn read(path: &Path) -> Result<Scenario, ScenarioError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ScenarioError::Read { path: path.into(), source })?;
+        let scenario: Scenario = toml::from_str(&text)
+            .map_err(|source| ScenarioError::Syntax { path: path.into(), source: Box::new(source) })?;
+        scenario.check()?;
+        Ok(scenario)
+    }
+
+    /// Ranks of all jobs.
+    #[must_use]
+    pub fn hosts(&self) -> usize {
+        self.jobs.iter().map(|job| usize::from(job.world)).sum()
+    }
+
+    /// Tests that everything is possible.
+    ///
+    /// # Errors
+    /// The first thing that is not.
+    pub fn check(&self) -> Result<(), ScenarioError> {
+        let fail = |text: String| Err(ScenarioError::Impossible(text));
+        if self.jobs.is_empty() || self.jobs.len() > MAX_JOBS {
+            return fail(format!("{} jobs; an aggregator has 1 to {MAX_JOBS}", self.jobs.len()));
+        }
+        let slots: u64 = self.jobs.iter().map(|job| u64::from(job.slots)).sum();
+        if slots > MAX_SLOTS {
+            return fail(format!("{slots} slots in all; at most {MAX_SLOTS} are simulated"));
+        }
+        let network = &self.network;
+        if network.leaves == 0 || network.spines == 0 || (network.leaves > 1 && network.fabric.is_none()) {
+            return fail("leaves and spines count from 1, and several leaves need a fabric link".into());
+        }
+        let links = [Some(network.host), network.aggregator, network.fabric];
+        let whole = network.packet.0 + crate::link::ETHERNET_OVERHEAD;
+        if links.into_iter().flatten().any(|link| link.rate.0 == 0 || link.buffer.0 < whole) {
+            return fail("every link needs a rate, and a buffer of at least one packet".into());
+        }
+        let chances = [network.impairment.loss, network.impairment.duplication, network.impairment.reordering];
+        if chances.iter().any(|chance| !(0.0..1.0).contains(chance)) {
+            return fail("probabilities of loss, duplication and reordering are from 0 to less than 1".into());
+        }
+        self.jobs.iter().try_for_each(JobSpec::check)?;
+        self.stragglers.iter().try_for_each(|straggler| straggler.check().or_else(fail))
+    }
+}
+
+impl JobSpec {
+    fn check(&self) -> Result<(), ScenarioError> {
+        self.membership(0, 0, 1, 0).check().map_err(|source| {
+            let job = self.name.clone();
+            ScenarioError::Job { job, source }
+        })?;
+        let fits = (1..=MAX_CHUNKS).contains(&self.chunks)
+            && (1..=MAX_ITERATIONS).contains(&self.iterations)
+            && (1..=self.chunks).contains(&u64::from(self.operations))
+            && (0.0..=1.0).contains(&self.first_ready)
+            && (0.0..1.0).contains(&self.jitter)
+            && usize::from(self.world) <= MAX_RANKS;
+        if fits {
+            return Ok(());
+        }
+        Err(ScenarioError::Impossible(format!(
+            "job `{}`: 1 to {MAX_CHUNKS} chunks, 1 to {MAX_ITERATIONS} iterations, no more operations than chunks, first_ready \
+             from 0 to 1 and jitter from 0 to less than 1 are possible",
+            self.name
+        )))
+    }
+
+    /// A rank's place in the job.
+    #[must_use]
+    pub const fn membership(&self, job: u16, rank: u8, generation: u32, nonce: u64) -> Membership {
+        Membership {
+            job,
+            generation,
+            nonce,
+            rank,
+            world: self.world,
+            lanes: self.lanes,
+            window: self.window,
+            slots: self.slots,
+        }
+    }
+}
+
+impl Straggler {
+    fn check(&self) -> Result<(), String> {
+        let sound = match self {
+            Straggler::SlowWorker { probability, least, most, .. } => {
+                (0.0..=1.0).contains(probability) && *least >= 0.0 && least <= most && most.is_finite()
+            }
+            Straggler::Failure { probability, .. } => (0.0..=1.0).contains(probability),
+            Straggler::Heterogeneous { most } => *most >= 1.0 && most.is_finite(),
+            Straggler::SlowLink { factor, period, share, .. } => {
+                (LEAST_FACTOR..=1.0).contains(factor) && period.0 > 0 && (0.0..=1.0).contains(share)
+            }
+            Straggler::Background { rate, on, off, .. } => {
+                (0.0..=1.0).contains(rate) && on.0 > 0 && off.0 > 0
+            }
+        };
+        if sound {
+            return Ok(());
+        }
+        Err(format!("{self:?}: shares and probabilities are from 0 to 1, factors of rates at least {LEAST_FACTOR}"))
+    }
+}

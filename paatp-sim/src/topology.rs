@@ -1,0 +1,185 @@
+//! Which links packets take between hosts and aggregator, and what weather these have.
+
+use crate::link::{Cycle, Impairment, Link, LinkSpec, Weather};
+use crate::random::{Purpose, Random};
+use crate::scenario::{Direction, Scenario, Straggler};
+use crate::units::{BitRate, Nanos};
+
+/// A link, by its place in the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LinkId(u32);
+
+/// All links, and each host's way to the aggregator and back.
+#[derive(Debug)]
+pub struct Topology {
+    links: Vec<Link>,
+    up: Vec<Vec<LinkId>>,
+    down: Vec<Vec<LinkId>>,
+}
+
+impl Topology {
+    /// The network of a scenario.
+    #[must_use]
+    pub fn new(scenario: &Scenario, seed: u64) -> Topology {
+        let (network, hosts) = (&scenario.network, scenario.hosts());
+        let mut topology = Topology { links: Vec::new(), up: Vec::new(), down: Vec::new() };
+        let clean = Impairment::default();
+        let server =
+            network.aggregator.map(|spec| (topology.add(spec, clean, seed), topology.add(spec, clean, seed)));
+        let mut fabric = Vec::new();
+        // The aggregator is on the first leaf; each of the others has a pair of links to each spine, and so has the first.
+        if let Some(spec) = network.fabric.filter(|_| network.leaves > 1) {
+            for _ in 0..network.leaves * network.spines {
+                fabric.push((topology.add(spec, clean, seed), topology.add(spec, clean, seed)));
+            }
+        }
+        for host in 0..hosts {
+            let mut up = vec![topology.add(network.host, network.impairment, seed)];
+            let mut down = Vec::new();
+            let (leaf, spine) = (host as u64 % network.leaves, host as u64 % network.spines);
+            if leaf != 0 {
+                let at = |leaf: u64| fabric.get((leaf * network.spines + spine) as usize).copied();
+                if let (Some((out, back)), Some((first_out, first_back))) = (at(leaf), at(0)) {
+                    up.extend([out, first_back]);
+                    down.extend([back, first_out]);
+                }
+            }
+            if let Some((to, from)) = server {
+                up.push(to);
+                down.push(from);
+            }
+            down.insert(0, topology.add(network.host, network.impairment, seed));
+            down.reverse();
+            topology.up.push(up);
+            topology.down.push(down);
+        }
+        topology.set_weather(scenario, seed);
+        topology
+    }
+
+    fn add(&mut self, spec: LinkSpec, impairment: Impairment, seed: u64) -> LinkId {
+        let place = self.links.len() as u64;
+        self.links.push(Link::new(spec, impairment, Random::new(seed, Purpose::Impairment, place)));
+        LinkId(place as u32)
+    }
+
+    fn set_weather(&mut self, scenario: &Scenario, seed: u64) {
+        for (index, straggler) in scenario.stragglers.iter().enumerate() {
+            for host in 0..self.up.len() {
+                let random = Random::new(seed, Purpose::Weather, (index * self.up.len() + host) as u64);
+                let (ranks, direction) = match straggler {
+                    Straggler::SlowLink { ranks, direction, .. } | Straggler::Background { ranks, direction, .. } => {
+                        (ranks, *direction)
+                    }
+                    _ => continue,
+                };
+                if !ranks.has(host) {
+                    continue;
+                }
+                let (cycle, weather) = weather(straggler, scenario.network.host, random);
+                let (up, down) = (self.up[host].first().copied(), self.down[host].last().copied());
+                let up = up.filter(|_| direction != Direction::Down);
+                let down = down.filter(|_| direction != Direction::Up);
+                for LinkId(id) in [up, down].into_iter().flatten() {
+                    self.links[id as usize].expect(cycle.clone(), weather.clone());
+                }
+            }
+        }
+    }
+
+    /// A host's way to the aggregator; its own link is the first.
+    #[must_use]
+    pub fn up(&self, host: usize) -> &[LinkId] {
+        &self.up[host]
+    }
+
+    /// The way back; the host's own link is the last.
+    #[must_use]
+    pub fn down(&self, host: usize) -> &[LinkId] {
+        &self.down[host]
+    }
+
+    /// A link.
+    pub fn link(&mut self, LinkId(id): LinkId) -> &mut Link {
+        &mut self.links[id as usize]
+    }
+
+    /// All links.
+    pub fn links(&self) -> impl Iterator<Item = &Link> {
+        self.links.iter()
+    }
+}
+
+fn weather(straggler: &Straggler, link: LinkSpec, mut random: Random) -> (Cycle, Weather) {
+    match straggler {
+        Straggler::SlowLink { factor, period, share, .. } => {
+            let phase = Nanos(random.below(period.0));
+            (Cycle::periodic(*period, *share, phase), Weather::Slow(*factor))
+        }
+        Straggler::Background { rate, on, off, .. } => {
+            let burst = BitRate((link.rate.0 as f64 * rate) as u64);
+            (Cycle::random(*on, *off, random), Weather::Background(burst))
+        }
+        _ => (Cycle::periodic(Nanos(1), 0.0, Nanos(0)), Weather::Slow(1.0)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scenario::{JobSpec, Network};
+    use crate::units::Bytes;
+
+    fn scenario(leaves: u64, server: bool) -> Scenario {
+        let link = LinkSpec { rate: BitRate(1000), delay: Nanos(1), buffer: Bytes(9000), ecn: None };
+        let job = JobSpec {
+            name: "j".into(),
+            world: 5,
+            lanes: 32,
+            window: 1,
+            slots: 2,
+            chunks: 1,
+            operations: 1,
+            iterations: 1,
+            start: Nanos(0),
+            compute: Nanos(1),
+            first_ready: 1.0,
+            jitter: 0.0,
+            staleness: 0,
+            values: crate::scenario::ValuesKind::FloatSum,
+        };
+        let network = Network {
+            leaves,
+            spines: 2,
+            packet: Bytes(1500),
+            host: link,
+            aggregator: server.then_some(link),
+            fabric: Some(link),
+            impairment: Impairment::default(),
+        };
+        Scenario {
+            description: String::new(),
+            seed: 1,
+            limit: Nanos(1),
+            network,
+            jobs: vec![job],
+            stragglers: Vec::new(),
+            memory_damage: 0.0,
+        }
+    }
+
+    #[test]
+    fn ways_have_the_links_they_should() {
+        let one = Topology::new(&scenario(1, true), 1);
+        assert!((0..5).all(|host| one.up(host).len() == 2 && one.down(host).len() == 2));
+        assert_eq!((one.up(0)[1], one.down(0)[0]), (one.up(4)[1], one.down(4)[0]));
+        assert_ne!(one.up(0)[0], one.up(1)[0]);
+        assert!((0..5).all(|host| one.up(host)[0] != one.down(host)[1]));
+
+        let three = Topology::new(&scenario(3, false), 1);
+        assert_eq!((0..5).map(|host| three.up(host).len()).collect::<Vec<_>>(), [1, 3, 3, 1, 3]);
+        // Hosts 1 and 4 share a leaf, but not a spine.
+        assert_ne!(three.up(1)[1], three.up(4)[1]);
+        assert!(three.up(1).iter().all(|id| !three.down(1).contains(id)));
+    }
+}
