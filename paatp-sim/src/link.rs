@@ -15,6 +15,10 @@ pub const ETHERNET_OVERHEAD: u64 = 38;
 /// Backlogs are counted in bits × nanoseconds of a second: rate × time without a division.
 const NANOBITS_PER_BYTE: u128 = 8 * SECOND as u128;
 
+/// Background traffic takes at most this many twentieths of a link's present rate: it backs off as all traffic must, or a
+/// drop-tail queue would let nothing else in for ever.
+const BACKGROUND_TWENTIETHS: u64 = 19;
+
 /// What a link is.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -251,7 +255,8 @@ impl Link {
                 Weather::Background(other) => background += other.0,
             }
         }
-        (self.rate, self.background) = ((rate as u64).max(1), background);
+        self.rate = (rate as u64).max(1);
+        self.background = background.min(self.rate / 20 * BACKGROUND_TWENTIETHS);
     }
 }
 

@@ -1,0 +1,650 @@
+//! The event loop.
+//!
+//! Everything happens in the order of (time, number of the event). Nothing depends on the iteration order of a hash map, on
+//! a clock or on a float function that differs between platforms: the same scenario and seed give the same run.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::time::Duration;
+
+use paatp_common::limits::MAX_RANKS;
+use paatp_common::wire::HEADER_BYTES;
+use paatp_transport::rate::Algorithm;
+use paatp_transport::{Event, Handle, MembershipError, OperationError, Settings, Time, Values, Worker};
+
+use crate::link::{ETHERNET_OVERHEAD, Passage};
+use crate::node::{Node, Violation, generation, nonce};
+use crate::random::{Purpose, Random};
+use crate::record::Recorder;
+use crate::scenario::Scenario;
+use crate::topology::{LinkId, Topology};
+use crate::training::{self, OperationId, Pace};
+use crate::units::Nanos;
+
+/// IP (20), UDP (8) and our own header (64), in bytes: the IP packet of a request or answer without payload.
+pub const BARE_PACKET: u64 = 20 + 8 + HEADER_BYTES as u64;
+/// What a host hands to its network card before it waits, in whole packets: enough to keep the link busy while the driver
+/// is told of room, as byte queue limits do.
+const CARD_PACKETS: u64 = 8;
+/// How long a worker waits for a result, and for others before it leaves.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Datagrams that a worker may send without time going on; more means that it sends without end.
+const MOST_AT_ONCE: u32 = 1 << 18;
+/// Events of a run at most: a run-away simulation ends by itself.
+const MOST_EVENTS: u64 = 20_000_000_000;
+
+/// How a run failed. Each is a defect of what is simulated, or of the scenario.
+#[derive(Debug, thiserror::Error)]
+pub enum SimulationError {
+    /// A rule was broken.
+    #[error("at {at}: {violation}")]
+    Violation {
+        /// When.
+        at: Nanos,
+        /// What.
+        violation: Violation,
+    },
+    /// An operation failed.
+    #[error("at {at}, job {job}, rank {rank}: an operation failed: {source}")]
+    Operation {
+        /// When.
+        at: Nanos,
+        /// Job.
+        job: u16,
+        /// Rank.
+        rank: u8,
+        /// Why.
+        source: OperationError,
+    },
+    /// A result is not the sum.
+    #[error("at {at}, job {job}, rank {rank}: {what}")]
+    Wrong {
+        /// When.
+        at: Nanos,
+        /// Job.
+        job: u16,
+        /// Rank.
+        rank: u8,
+        /// What is wrong.
+        what: String,
+    },
+    /// Nothing is left to happen, or the limit was passed, and somebody waits.
+    #[error("at {at}: no end: {state}")]
+    Stuck {
+        /// When.
+        at: Nanos,
+        /// What everybody waits for.
+        state: String,
+    },
+    /// A worker could not be made.
+    #[error("a worker cannot be made: {0}")]
+    Membership(#[from] MembershipError),
+}
+
+/// What happens at a time.
+#[derive(Clone, Copy, Debug)]
+enum Happening {
+    /// A packet reaches the end of a link.
+    Arrive(u32),
+    /// A worker's deadline.
+    Wake(u32),
+    /// A host's card has room again.
+    Room(u32),
+    /// The values of an operation are computed.
+    Ready(u32, OperationId),
+    /// A rank starts an iteration.
+    Begin(u32),
+    /// A host dies for a while.
+    Fail(u32, Nanos),
+    /// It is back.
+    Recover(u32),
+    /// Progress is noted.
+    Sample,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Scheduled {
+    at: Nanos,
+    number: u64,
+    what: Happening,
+}
+
+impl PartialEq for Scheduled {
+    fn eq(&self, other: &Scheduled) -> bool {
+        self.number == other.number
+    }
+}
+
+impl Eq for Scheduled {}
+
+impl PartialOrd for Scheduled {
+    fn partial_cmp(&self, other: &Scheduled) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Scheduled {
+    fn cmp(&self, other: &Scheduled) -> std::cmp::Ordering {
+        (self.at, self.number).cmp(&(other.at, other.number))
+    }
+}
+
+/// A packet on its way.
+#[derive(Debug, Default)]
+struct Packet {
+    host: u32,
+    answer: bool,
+    congested: bool,
+    /// Links passed.
+    hop: u32,
+    bytes: Vec<u8>,
+}
+
+/// A host with its worker.
+#[derive(Debug)]
+struct Peer {
+    worker: Worker,
+    job: u16,
+    rank: u8,
+    pace: Pace,
+    /// Earliest wake-up in the queue.
+    wake: Option<Nanos>,
+    /// A wake-up for room in the card is in the queue.
+    waits_for_room: bool,
+    /// Dead until then.
+    dead_until: Option<Nanos>,
+    /// Iterations begun, and finished.
+    begun: u32,
+    finished: u32,
+    computing: bool,
+    operations: BTreeMap<u64, OperationId>,
+    /// Operations that became ready while the host was dead.
+    held: VecDeque<OperationId>,
+    /// Operations of the current and, with staleness, earlier iterations that are not done.
+    missing: BTreeMap<u32, u32>,
+    left: Option<bool>,
+}
+
+/// A run.
+#[derive(Debug)]
+pub struct Simulation<'a> {
+    scenario: &'a Scenario,
+    now: Nanos,
+    queue: BinaryHeap<Reverse<Scheduled>>,
+    number: u64,
+    topology: Topology,
+    packets: Vec<Packet>,
+    free: Vec<u32>,
+    node: Node,
+    peers: Vec<Peer>,
+    /// First host of each job.
+    first: Vec<usize>,
+    damage: Random,
+    expected: BTreeMap<(u16, OperationId), (Values, u8)>,
+    recorder: Recorder,
+    buffer: Vec<u8>,
+}
+
+impl<'a> Simulation<'a> {
+    /// Prepares a run of a scenario that was checked.
+    ///
+    /// # Errors
+    /// A worker that cannot be made.
+    pub fn new(scenario: &'a Scenario, algorithm: Algorithm, seed: u64) -> Result<Self, SimulationError> {
+        let settings = Settings { timeout: PATIENCE, linger: PATIENCE };
+        let (mut peers, mut first) = (Vec::new(), Vec::new());
+        for (number, job) in (0..).zip(&scenario.jobs) {
+            first.push(peers.len());
+            for rank in 0..job.world {
+                let membership = job.membership(number, rank, generation(number), nonce(seed, number));
+                let controller = algorithm.controller(&membership);
+                peers.push(Peer {
+                    worker: Worker::with_controller(membership, settings, controller)?,
+                    job: number,
+                    rank,
+                    pace: Pace::new(job, rank, peers.len(), &scenario.stragglers, seed),
+                    wake: None,
+                    waits_for_room: false,
+                    dead_until: None,
+                    begun: 0,
+                    finished: 0,
+                    computing: false,
+                    operations: BTreeMap::new(),
+                    held: VecDeque::new(),
+                    missing: BTreeMap::new(),
+                    left: None,
+                });
+            }
+        }
+        let longest = peers.iter().map(|peer| peer.worker.datagram_bytes()).max().unwrap_or(0);
+        let mut simulation = Simulation {
+            scenario,
+            now: Nanos(0),
+            queue: BinaryHeap::new(),
+            number: 0,
+            topology: Topology::new(scenario, seed),
+            packets: Vec::new(),
+            free: Vec::new(),
+            node: Node::new(&scenario.jobs, seed),
+            recorder: Recorder::new(scenario),
+            peers,
+            first,
+            damage: Random::new(seed, Purpose::Damage, 0),
+            expected: BTreeMap::new(),
+            buffer: vec![0; longest],
+        };
+        for host in 0..simulation.peers.len() as u32 {
+            let start = simulation.job_of(host as usize).start;
+            simulation.schedule(start, Happening::Begin(host));
+        }
+        simulation.schedule(Nanos(0), Happening::Sample);
+        Ok(simulation)
+    }
+
+    /// Runs to the end.
+    ///
+    /// # Errors
+    /// What went wrong.
+    pub fn run(mut self) -> Result<Recorder, SimulationError> {
+        while self.peers.iter().any(|peer| peer.left.is_none()) {
+            self.step()?;
+        }
+        self.check_end()?;
+        self.recorder.finish(self.now, &self.topology, &self.node, self.peers.iter().map(|peer| &peer.worker));
+        Ok(self.recorder)
+    }
+
+    fn job_of(&self, host: usize) -> &'a crate::scenario::JobSpec {
+        let job = self.peers.get(host).map_or(0, |peer| usize::from(peer.job));
+        // Hosts were made from jobs.
+        &self.scenario.jobs[job]
+    }
+
+    fn schedule(&mut self, at: Nanos, what: Happening) {
+        self.number += 1;
+        self.queue.push(Reverse(Scheduled { at, number: self.number, what }));
+    }
+
+    fn step(&mut self) -> Result<(), SimulationError> {
+        let next = self.queue.pop().filter(|_| self.number < MOST_EVENTS);
+        let Some(Reverse(Scheduled { at, what, .. })) = next.filter(|next| next.0.at <= self.scenario.limit)
+        else {
+            return Err(self.stuck());
+        };
+        self.now = at;
+        match what {
+            Happening::Arrive(packet) => self.arrive(packet),
+            Happening::Wake(host) => self.wake(host as usize),
+            Happening::Room(host) => {
+                self.peers[host as usize].waits_for_room = false;
+                self.pump(host as usize)
+            }
+            Happening::Ready(host, operation) => self.hand_in(host as usize, operation),
+            Happening::Begin(host) => self.begin(host as usize),
+            Happening::Fail(host, span) => {
+                self.fail(host as usize, span);
+                Ok(())
+            }
+            Happening::Recover(host) => self.recover(host as usize),
+            Happening::Sample => {
+                let node = &self.node;
+                let progress = self.peers.iter().map(|peer| {
+                    (u64::from(node.contributed(peer.job, peer.rank)), peer.worker.chunks().0)
+                });
+                let interval = self.recorder.sample(self.now, progress);
+                self.schedule(self.now + interval, Happening::Sample);
+                Ok(())
+            }
+        }
+    }
+
+    fn time(&self) -> Time {
+        Time(self.now.0 / 1000)
+    }
+
+    /// The host cannot do anything now.
+    fn is_dead(&self, host: usize) -> bool {
+        self.peers[host].dead_until.is_some_and(|until| self.now < until)
+    }
+
+    fn arrive(&mut self, id: u32) -> Result<(), SimulationError> {
+        let packet = &mut self.packets[id as usize];
+        packet.hop += 1;
+        let (host, hop, answer) = (packet.host as usize, packet.hop as usize, packet.answer);
+        let way = if answer { self.topology.down(host) } else { self.topology.up(host) };
+        if let Some(link) = way.get(hop).copied() {
+            return self.forward(id, link);
+        }
+        if answer {
+            let bytes = std::mem::take(&mut self.packets[id as usize].bytes);
+            let dead = self.is_dead(host);
+            if !dead {
+                let now = self.time();
+                self.peers[host].worker.handle_datagram(now, &bytes);
+            }
+            self.packets[id as usize].bytes = bytes;
+            self.free.push(id);
+            return if dead { Ok(()) } else { self.pump(host) };
+        }
+        self.serve(id, host)
+    }
+
+    /// A request has reached the aggregator.
+    fn serve(&mut self, id: u32, host: usize) -> Result<(), SimulationError> {
+        if self.damage.chance(self.scenario.memory_damage) {
+            self.node.damage(&mut self.damage);
+        }
+        let (job, rank) = (self.peers[host].job, self.peers[host].rank);
+        let (first, world) = (self.first[usize::from(job)], usize::from(self.scenario.jobs[usize::from(job)].world));
+        let mut delivered = [0; MAX_RANKS];
+        for (place, peer) in delivered.iter_mut().zip(&self.peers[first..first + world]) {
+            *place = peer.worker.chunks().0;
+        }
+        let packet = &mut self.packets[id as usize];
+        let handled =
+            self.node.handle((job, rank), &mut packet.bytes, packet.congested, &delivered[..world]);
+        let answered = handled.map_err(|violation| SimulationError::Violation { at: self.now, violation })?;
+        let Some(length) = answered else {
+            self.free.push(id);
+            return Ok(());
+        };
+        packet.bytes.truncate(length);
+        // The answer leaves as ECT(0).
+        (packet.answer, packet.congested, packet.hop) = (true, false, 0);
+        match self.topology.down(host).first().copied() {
+            Some(link) => self.forward(id, link),
+            None => Ok(()),
+        }
+    }
+
+    /// Bytes on the wire: a payload counts as a whole packet, however few lanes are simulated.
+    fn wire_bytes(&self, datagram: usize) -> u64 {
+        let packet = if datagram > HEADER_BYTES { self.scenario.network.packet.0 } else { BARE_PACKET };
+        packet + ETHERNET_OVERHEAD
+    }
+
+    /// Sends a packet over a link.
+    fn forward(&mut self, id: u32, link: LinkId) -> Result<(), SimulationError> {
+        let wire = self.wire_bytes(self.packets[id as usize].bytes.len());
+        let Passage { arrivals, congested, damaged } = self.topology.link(link).send(self.now, wire);
+        let packet = &mut self.packets[id as usize];
+        packet.congested |= congested;
+        if let Some(bit) = damaged {
+            let bit = (bit % (packet.bytes.len() as u64 * 8)) as usize;
+            packet.bytes[bit / 8] ^= 1 << (bit % 8);
+        }
+        match arrivals {
+            [Some(at), None] | [None, Some(at)] => self.schedule(at, Happening::Arrive(id)),
+            [Some(at), Some(copy_at)] => {
+                self.schedule(at, Happening::Arrive(id));
+                let copy = self.copy(id);
+                self.schedule(copy_at, Happening::Arrive(copy));
+            }
+            [None, None] => self.free.push(id),
+        }
+        Ok(())
+    }
+
+    fn copy(&mut self, id: u32) -> u32 {
+        let new = self.packet();
+        let Packet { host, answer, congested, hop, ref bytes } = self.packets[id as usize];
+        let bytes = bytes.clone();
+        self.packets[new as usize] = Packet { host, answer, congested, hop, bytes };
+        new
+    }
+
+    fn packet(&mut self) -> u32 {
+        self.free.pop().unwrap_or_else(|| {
+            self.packets.push(Packet::default());
+            self.packets.len() as u32 - 1
+        })
+    }
+
+    fn wake(&mut self, host: usize) -> Result<(), SimulationError> {
+        let now = self.now;
+        let peer = &mut self.peers[host];
+        if peer.wake.is_some_and(|wake| wake <= now) {
+            peer.wake = None;
+        }
+        if self.is_dead(host) {
+            return Ok(());
+        }
+        let time = self.time();
+        self.peers[host].worker.handle_timeout(time);
+        self.pump(host)
+    }
+
+    /// Lets a worker send while its card has room, hands out what has happened, and notes when to wake it.
+    fn pump(&mut self, host: usize) -> Result<(), SimulationError> {
+        if self.is_dead(host) {
+            return Ok(());
+        }
+        let time = self.time();
+        let Some(card) = self.topology.up(host).first().copied() else { return Ok(()) };
+        let room = CARD_PACKETS * (self.scenario.network.packet.0 + ETHERNET_OVERHEAD);
+        let room = room.min(self.scenario.network.host.buffer.0.saturating_sub(room / CARD_PACKETS));
+        let mut full = false;
+        for turn in 0.. {
+            full = self.topology.link(card).backlog(self.now) > room;
+            if full {
+                break;
+            }
+            let mut buffer = std::mem::take(&mut self.buffer);
+            let transmit = self.peers[host].worker.poll_transmit(time, &mut buffer);
+            if let Some(transmit) = transmit {
+                let id = self.packet();
+                let packet = &mut self.packets[id as usize];
+                (packet.host, packet.answer, packet.congested, packet.hop) = (host as u32, false, false, 0);
+                packet.bytes.clear();
+                packet.bytes.extend_from_slice(buffer.get(..transmit.len).unwrap_or(&[]));
+                self.buffer = buffer;
+                self.forward(id, card)?;
+            } else {
+                self.buffer = buffer;
+                break;
+            }
+            if turn > MOST_AT_ONCE {
+                return Err(self.stuck());
+            }
+        }
+        if full && !self.peers[host].waits_for_room {
+            self.peers[host].waits_for_room = true;
+            let wait = self.topology.link(card).time_to_drain_to(self.now, room).max(Nanos(1));
+            self.schedule(self.now + wait, Happening::Room(host as u32));
+        }
+        self.hear(host)?;
+        self.set_alarm(host);
+        Ok(())
+    }
+
+    fn set_alarm(&mut self, host: usize) {
+        let peer = &mut self.peers[host];
+        let Some(Time(at)) = peer.worker.poll_timeout() else { return };
+        // The worker counts in microseconds: never before the one it named, never in the present one.
+        let at = Nanos(at.saturating_mul(1000)).max(Nanos((self.now.0 / 1000 + 1) * 1000));
+        if peer.wake.is_none_or(|wake| at < wake) {
+            peer.wake = Some(at);
+            self.schedule(at, Happening::Wake(host as u32));
+        }
+    }
+
+    fn hear(&mut self, host: usize) -> Result<(), SimulationError> {
+        while let Some(event) = self.peers[host].worker.poll_event() {
+            match event {
+                Event::Done { handle, tensors } => {
+                    let values = tensors.into_iter().next().map(|tensor| tensor.values);
+                    self.check_result(host, handle, values.as_ref())?;
+                    self.done(host, handle)?;
+                }
+                Event::Failed { error: source, .. } => {
+                    let Peer { job, rank, .. } = self.peers[host];
+                    return Err(SimulationError::Operation { at: self.now, job, rank, source });
+                }
+                Event::Left { complete } => self.peers[host].left = Some(complete),
+            }
+        }
+        Ok(())
+    }
+
+    fn wrong<T>(&self, host: usize, what: String) -> Result<T, SimulationError> {
+        let Peer { job, rank, .. } = self.peers[host];
+        Err(SimulationError::Wrong { at: self.now, job, rank, what })
+    }
+
+    /// Compares a result with the sum.
+    fn check_result(
+        &mut self,
+        host: usize,
+        handle: Handle,
+        values: Option<&Values>,
+    ) -> Result<(), SimulationError> {
+        let (job, spec) = (self.peers[host].job, self.job_of(host));
+        let Some(operation) = self.peers[host].operations.get(&handle.0).copied() else {
+            return self.wrong(host, format!("operation {} is done twice", handle.0));
+        };
+        let (right, seen) = self
+            .expected
+            .entry((job, operation))
+            .or_insert_with(|| (training::expected(spec, operation), 0));
+        *seen += 1;
+        let (is_right, is_last) = (values == Some(right), *seen == spec.world);
+        if is_last {
+            self.expected.remove(&(job, operation));
+        }
+        if is_right { Ok(()) } else { self.wrong(host, format!("{operation:?} has a wrong result")) }
+    }
+
+    /// A rank begins an iteration: it computes.
+    fn begin(&mut self, host: usize) -> Result<(), SimulationError> {
+        let (spec, start) = (self.job_of(host), self.now);
+        let peer = &mut self.peers[host];
+        let effort = peer.pace.next(&self.scenario.stragglers);
+        let iteration = peer.begun;
+        peer.begun += 1;
+        peer.computing = true;
+        peer.missing.insert(iteration, spec.operations);
+        for index in 0..spec.operations {
+            let at = start + training::ready_after(spec, effort.compute, index);
+            self.schedule(at, Happening::Ready(host as u32, OperationId { iteration, index }));
+        }
+        if let Some((after, span)) = effort.failure {
+            self.schedule(start + after, Happening::Fail(host as u32, span));
+        }
+        Ok(())
+    }
+
+    fn hand_in(&mut self, host: usize, operation: OperationId) -> Result<(), SimulationError> {
+        if self.is_dead(host) {
+            // What a dead host would have computed is there when it is back.
+            self.peers[host].held.push_back(operation);
+            return Ok(());
+        }
+        let (spec, time) = (self.job_of(host), self.time());
+        let peer = &mut self.peers[host];
+        let tensor = training::tensor(spec, operation, peer.rank);
+        let handle = peer.worker.all_reduce(time, training::reduction(spec), vec![tensor]);
+        peer.operations.insert(handle.0, operation);
+        if operation.index + 1 == spec.operations {
+            peer.computing = false;
+        }
+        self.pump(host)?;
+        self.go_on(host);
+        Ok(())
+    }
+
+    fn done(&mut self, host: usize, handle: Handle) -> Result<(), SimulationError> {
+        let peer = &mut self.peers[host];
+        let Some(operation) = peer.operations.remove(&handle.0) else { return Ok(()) };
+        let missing = peer.missing.entry(operation.iteration).or_insert(0);
+        *missing = missing.saturating_sub(1);
+        if *missing == 0 {
+            peer.missing.remove(&operation.iteration);
+            peer.finished += 1;
+            let (job, iteration) = (peer.job, operation.iteration);
+            if self.recorder.finished(self.now, usize::from(job), iteration) {
+                for (job, chunks) in (0..).zip(self.delivered_by_all()) {
+                    self.recorder.jobs[job].chunks_when_first_ended = chunks;
+                }
+            }
+            self.go_on(host);
+        }
+        Ok(())
+    }
+
+    /// Chunks that all ranks of a job have, for each job.
+    fn delivered_by_all(&self) -> Vec<u64> {
+        let of_job = |job: u16| {
+            let ranks = self.peers.iter().filter(|peer| peer.job == job);
+            ranks.map(|peer| peer.worker.chunks().0).min().unwrap_or(0)
+        };
+        (0..self.scenario.jobs.len() as u16).map(of_job).collect()
+    }
+
+    /// Begins the next iteration if it may, or leaves after the last.
+    fn go_on(&mut self, host: usize) {
+        let (spec, time) = (self.job_of(host), self.time());
+        let peer = &mut self.peers[host];
+        if peer.computing {
+            return;
+        }
+        if peer.begun < spec.iterations {
+            if peer.begun <= peer.finished + spec.staleness {
+                peer.computing = true;
+                self.schedule(self.now, Happening::Begin(host as u32));
+            }
+        } else if peer.finished == spec.iterations {
+            peer.worker.leave(time);
+            self.schedule(self.now, Happening::Wake(host as u32));
+        }
+    }
+
+    fn fail(&mut self, host: usize, span: Nanos) {
+        let peer = &mut self.peers[host];
+        let until = (self.now + span).max(peer.dead_until.unwrap_or_default());
+        peer.dead_until = Some(until);
+        self.schedule(until, Happening::Recover(host as u32));
+    }
+
+    fn recover(&mut self, host: usize) -> Result<(), SimulationError> {
+        while !self.is_dead(host)
+            && let Some(operation) = self.peers[host].held.pop_front()
+        {
+            self.hand_in(host, operation)?;
+        }
+        self.wake(host)
+    }
+
+    /// After the end: everybody has everything, and nothing was contributed twice.
+    fn check_end(&self) -> Result<(), SimulationError> {
+        for (host, peer) in self.peers.iter().enumerate() {
+            let (delivered, queued) = peer.worker.chunks();
+            let statistics = peer.worker.statistics();
+            let spec = self.job_of(host);
+            let chunks = u64::from(spec.iterations) * (spec.chunks + u64::from(spec.operations));
+            if peer.left != Some(true) {
+                return self.wrong(host, "it left before everybody had everything".into());
+            }
+            let counted = [delivered, queued, statistics.results, statistics.contributions];
+            if counted.iter().any(|count| *count != chunks) {
+                let what = format!("of {chunks} chunks it counted {counted:?}");
+                return self.wrong(host, what);
+            }
+        }
+        Ok(())
+    }
+
+    fn stuck(&self) -> SimulationError {
+        let describe = |peer: &Peer| {
+            let Peer { job, rank, begun, finished, .. } = peer;
+            let chunks = peer.worker.chunks();
+            format!(
+                "job {job} rank {rank}: {finished} of {begun} iterations, {chunks:?} chunks, the aggregator knows {}, deadline {:?}; {:?}",
+                self.node.contributed(*job, *rank),
+                peer.worker.poll_timeout(),
+                peer.worker.statistics(),
+            )
+        };
+        let waiting: Vec<String> = self.peers.iter().filter(|peer| peer.left.is_none()).map(describe).collect();
+        SimulationError::Stuck { at: self.now, state: waiting.join("\n") }
+    }
+}
