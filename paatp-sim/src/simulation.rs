@@ -620,7 +620,7 @@ impl<'a> Simulation<'a> {
             let (delivered, queued) = peer.worker.chunks();
             let statistics = peer.worker.statistics();
             let spec = self.job_of(host);
-            let chunks = u64::from(spec.iterations) * (spec.chunks + u64::from(spec.operations));
+            let chunks = u64::from(spec.iterations) * spec.chunks + statistics.rounds;
             if peer.left != Some(true) {
                 return self.wrong(host, "it left before everybody had everything".into());
             }
