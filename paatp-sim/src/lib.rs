@@ -15,8 +15,11 @@
 
 pub mod link;
 pub mod node;
+pub mod output;
+pub mod plot;
 pub mod random;
 pub mod record;
+pub mod report;
 pub mod scenario;
 pub mod simulation;
 pub mod soak;

@@ -10,6 +10,7 @@ use paatp_transport::Reduction;
 use crate::config::{DEFAULT_LANES, DEFAULT_SLOTS, DEFAULT_WINDOW, JobConfig};
 use crate::control::DEFAULT_PORT;
 use crate::duration;
+use crate::sim::{self, Sim};
 
 /// After the options of `paatp`.
 const AFTER_HELP: &str = "\
@@ -82,6 +83,9 @@ pub enum Command {
     /// Worker: combine the tensors of a file with those of all other ranks, and write the result.
     #[command(after_help = AFTER_ALLREDUCE)]
     Allreduce(Allreduce),
+    /// Simulator: race the rate controllers through a network in virtual time.
+    #[command(after_help = sim::AFTER_HELP)]
+    Sim(Sim),
 }
 
 /// How the XDP program is attached.
@@ -240,7 +244,7 @@ mod tests {
     fn help_is_for_newcomers() {
         let mut command = Cli::command();
         command.build();
-        for name in ["run", "allreduce"] {
+        for name in ["run", "allreduce", "sim"] {
             let subcommand = command.find_subcommand_mut(name).unwrap_or_else(|| panic!("no {name}"));
             for argument in subcommand.get_arguments() {
                 assert!(argument.get_help().is_some(), "{name} {}", argument.get_id());
@@ -303,6 +307,9 @@ mod tests {
             "paatp allreduce --job j --rank 64 --world 2 --aggregator a --input a --output b",
             "paatp allreduce --job j --rank 0 --world 0 --aggregator a --input a --output b",
             "paatp allreduce --job j --rank 0 --world 1 --aggregator a --input a --output b --timeout x",
+            "paatp sim",
+            "paatp sim a.toml --controller tcp",
+            "paatp sim a.toml soak",
         ] {
             assert_eq!(parse(line).map_err(|error| error.exit_code()).err(), Some(2), "{line}");
         }

@@ -8,4 +8,5 @@ pub mod daemon;
 pub mod duration;
 pub mod engine;
 pub mod object;
+pub mod sim;
 pub mod worker;

@@ -8,6 +8,7 @@ use clap::Parser;
 use paatp_user::cli::{Allreduce, Cli, Command, Run};
 use paatp_user::daemon::{self, DaemonError};
 use paatp_user::object::OBJECT;
+use paatp_user::sim::{self, Sim};
 use paatp_user::worker;
 use tracing_subscriber::EnvFilter;
 
@@ -22,12 +23,13 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let default = match cli.command {
         Command::Run(_) => RUN_FILTER,
-        Command::Allreduce(_) => WORKER_FILTER,
+        Command::Allreduce(_) | Command::Sim(_) => WORKER_FILTER,
     };
     let result = start_log(cli.log.as_deref().unwrap_or(default)).map_err(Failure::usage).and_then(|()| {
         match &cli.command {
             Command::Run(args) => run(args),
             Command::Allreduce(args) => allreduce(args),
+            Command::Sim(args) => simulate(args),
         }
     });
     match result {
@@ -91,6 +93,12 @@ fn tell(error: &Error) {
 fn run(args: &Run) -> Result<(), Failure> {
     let jobs = daemon::jobs(args).map_err(|error| Failure::usage(error.into()))?;
     daemon::run(args, &jobs, OBJECT).map_err(|error: DaemonError| error.into())
+}
+
+fn simulate(args: &Sim) -> Result<(), Failure> {
+    let text = sim::run(args)?;
+    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+    Ok(())
 }
 
 fn allreduce(args: &Allreduce) -> Result<(), Failure> {
