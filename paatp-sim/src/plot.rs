@@ -126,9 +126,12 @@ fn path(line: &Line, place: impl Fn((f64, f64)) -> (f64, f64)) -> String {
 
 /// The next number of 1, 2, 2.5 or 5 times a power of ten that five equal steps divide well.
 fn nice(most: f64) -> f64 {
-    let mut scale = 1e-12;
+    let mut scale = 1.0;
     while scale * 10.0 < most {
         scale *= 10.0;
+    }
+    while scale >= most && scale > 1e-9 {
+        scale /= 10.0;
     }
     [1.0, 2.0, 2.5, 5.0, 10.0].map(|step| step * scale).into_iter().find(|nice| *nice >= most).unwrap_or(1.0)
 }

@@ -156,6 +156,17 @@ pub enum Direction {
     Both,
 }
 
+/// Which links have bad times.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Place {
+    /// Those of hosts.
+    #[default]
+    Host,
+    /// Those between leaves and spines, each by itself; who is asked for does not matter.
+    Fabric,
+}
+
 /// Why some are slower than others. The first three as the experiments of Serene have them.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
@@ -199,14 +210,17 @@ pub enum Straggler {
         period: Nanos,
         /// Share of it that is slow.
         share: f64,
-        /// Which direction.
+        /// On which links.
+        #[serde(default)]
+        place: Place,
+        /// Which direction of hosts' links.
         #[serde(default)]
         direction: Direction,
         /// Whose.
         #[serde(default)]
         ranks: Ranks,
     },
-    /// Bursts of other traffic on hosts' links, each at other times.
+    /// Bursts of other traffic, on each link at other times.
     Background {
         /// Rate of a burst, as a share of the link's.
         rate: f64,
@@ -214,7 +228,10 @@ pub enum Straggler {
         on: Nanos,
         /// Mean time between bursts.
         off: Nanos,
-        /// Which direction.
+        /// On which links.
+        #[serde(default)]
+        place: Place,
+        /// Which direction of hosts' links.
         #[serde(default)]
         direction: Direction,
         /// Whose.

@@ -191,10 +191,10 @@ impl<'a> Simulation<'a> {
     /// # Errors
     /// A worker that cannot be made.
     pub fn new(scenario: &'a Scenario, algorithm: Algorithm, seed: u64) -> Result<Self, SimulationError> {
-        let settings = Settings { timeout: PATIENCE, linger: PATIENCE };
         let (mut peers, mut first) = (Vec::new(), Vec::new());
         for (number, job) in (0..).zip(&scenario.jobs) {
             first.push(peers.len());
+            let settings = Settings { timeout: PATIENCE, linger: PATIENCE, staleness: job.staleness };
             for rank in 0..job.world {
                 let membership = job.membership(number, rank, generation(number), nonce(seed, number));
                 let controller = algorithm.controller(&membership);

@@ -6,7 +6,7 @@ use paatp_transport::rate::Algorithm;
 use crate::link::{Impairment, LinkSpec};
 use crate::random::{Purpose, Random};
 use crate::record::Recorder;
-use crate::scenario::{Direction, JobSpec, Network, Ranks, Scenario, Straggler, ValuesKind};
+use crate::scenario::{Direction, JobSpec, Network, Place, Ranks, Scenario, Straggler, ValuesKind};
 use crate::simulation::{Simulation, SimulationError};
 use crate::units::{BitRate, Bytes, Nanos};
 
@@ -126,12 +126,14 @@ fn stragglers(random: &mut Random) -> Vec<Straggler> {
         let (period, share) = (Nanos(random.between(1000, 5 * ms)), random.uniform(0.0, 1.0));
         let direction = pick(random, &[Direction::Up, Direction::Down, Direction::Both]);
         let ranks = Ranks::These(vec![random.below(4) as u32]);
-        all.push(Straggler::SlowLink { factor: 0.25, period, share, direction, ranks });
+        let place = pick(random, &[Place::Host, Place::Fabric]);
+        all.push(Straggler::SlowLink { factor: 0.25, period, share, place, direction, ranks });
     }
     if random.chance(0.2) {
         let (on, off) = (Nanos(random.between(1000, ms)), Nanos(random.between(1000, ms)));
-        let direction = Direction::Both;
-        all.push(Straggler::Background { rate: random.uniform(0.0, 0.9), on, off, direction, ranks });
+        let (direction, place) = (Direction::Both, pick(random, &[Place::Host, Place::Fabric]));
+        let rate = random.uniform(0.0, 0.9);
+        all.push(Straggler::Background { rate, on, off, place, direction, ranks });
     }
     all
 }

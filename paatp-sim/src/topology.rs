@@ -2,7 +2,7 @@
 
 use crate::link::{Cycle, Impairment, Link, LinkSpec, Weather};
 use crate::random::{Purpose, Random};
-use crate::scenario::{Direction, Scenario, Straggler};
+use crate::scenario::{Direction, Place, Scenario, Straggler};
 use crate::units::{BitRate, Nanos};
 
 /// A link, by its place in the table.
@@ -53,7 +53,7 @@ impl Topology {
             topology.up.push(up);
             topology.down.push(down);
         }
-        topology.set_weather(scenario, seed);
+        topology.set_weather(scenario, &fabric, seed);
         topology
     }
 
@@ -63,24 +63,31 @@ impl Topology {
         LinkId(place as u32)
     }
 
-    fn set_weather(&mut self, scenario: &Scenario, seed: u64) {
+    fn set_weather(&mut self, scenario: &Scenario, fabric: &[(LinkId, LinkId)], seed: u64) {
+        let hosts = self.up.len();
         for (index, straggler) in scenario.stragglers.iter().enumerate() {
-            for host in 0..self.up.len() {
-                let random = Random::new(seed, Purpose::Weather, (index * self.up.len() + host) as u64);
-                let (ranks, direction) = match straggler {
-                    Straggler::SlowLink { ranks, direction, .. } | Straggler::Background { ranks, direction, .. } => {
-                        (ranks, *direction)
-                    }
-                    _ => continue,
-                };
-                if !ranks.has(host) {
-                    continue;
+            let (Straggler::SlowLink { ranks, place, direction, .. }
+            | Straggler::Background { ranks, place, direction, .. }) = straggler
+            else {
+                continue;
+            };
+            let pairs: Vec<(LinkId, LinkId)> = match place {
+                Place::Fabric => fabric.to_vec(),
+                Place::Host => {
+                    let of = |host: usize| Some((*self.up[host].first()?, *self.down[host].last()?));
+                    (0..hosts).filter(|host| ranks.has(*host)).filter_map(of).collect()
                 }
-                let (cycle, weather) = weather(straggler, scenario.network.host, random);
-                let (up, down) = (self.up[host].first().copied(), self.down[host].last().copied());
-                let up = up.filter(|_| direction != Direction::Down);
-                let down = down.filter(|_| direction != Direction::Up);
-                for LinkId(id) in [up, down].into_iter().flatten() {
+            };
+            let spec = match place {
+                Place::Fabric => scenario.network.fabric.unwrap_or(scenario.network.host),
+                Place::Host => scenario.network.host,
+            };
+            for (up, down) in pairs {
+                // By the link's number, so that it does not matter who else has bad times.
+                let stream = (index as u64) << 32 | u64::from(up.0);
+                let (cycle, weather) = weather(straggler, spec, Random::new(seed, Purpose::Weather, stream));
+                let both = [(up, Direction::Down), (down, Direction::Up)];
+                for (LinkId(id), _) in both.into_iter().filter(|(_, other)| direction != other) {
                     self.links[id as usize].expect(cycle.clone(), weather.clone());
                 }
             }
