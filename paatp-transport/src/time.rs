@@ -44,6 +44,12 @@ impl Backoff {
         self.at = now.plus(self.delay);
         self.delay = (self.delay * 2).min(most);
     }
+
+    /// As [`Backoff::step`], but the delay grows by only one part in so many.
+    pub fn step_by(&mut self, now: Time, parts: u32, most: Duration) {
+        self.at = now.plus(self.delay);
+        self.delay = (self.delay + self.delay / parts).min(most);
+    }
 }
 
 #[cfg(test)]

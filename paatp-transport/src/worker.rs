@@ -35,6 +35,9 @@ const POLL_FLOOR: Duration = Duration::from_micros(50);
 const POLL_UNMEASURED: Duration = Duration::from_millis(1);
 /// Longest interval between polls: a late rank is noticed within this time.
 const POLL_CAP: Duration = Duration::from_millis(10);
+/// An interval between polls is longer than the one before by one part in so many: what a late rank took, its chunks are
+/// noticed at most an eighth of that later. (Twice as long each time meant up to as much again.)
+const POLL_GROWTH: u32 = 8;
 /// First and longest wait after BUSY. The ring frees up within round trips, unless a rank is stuck.
 const BUSY_FIRST: Duration = Duration::from_micros(100);
 const BUSY_CAP: Duration = Duration::from_millis(10);
@@ -96,6 +99,26 @@ struct Waiting {
     answered: bool,
     /// Contributors of the lowest undelivered chunk, by the latest answer about it.
     bitmap: Option<u64>,
+}
+
+/// Chunks that are thought to be complete although no answer has said so: as many again as were found to be.
+#[derive(Clone, Copy, Debug, Default)]
+struct Guess {
+    below: u64,
+    found: u64,
+}
+
+impl Guess {
+    /// The result of a chunk came that need not have been complete.
+    fn confirm(&mut self, position: u64) {
+        self.found += 1;
+        self.below = self.below.max(position + 1 + self.found);
+    }
+
+    /// A chunk is not complete.
+    fn disappoint(&mut self, position: u64) {
+        *self = Guess { below: self.below.min(position), found: 0 };
+    }
 }
 
 /// Contributions from this chunk on wait, because the ring has no room for it.
@@ -189,6 +212,7 @@ pub struct Worker {
     busy: Option<Busy>,
     busy_delay: Duration,
     poll: Backoff,
+    guess: Guess,
     linger: Backoff,
     phase: Phase,
     /// A result that its type cannot hold: its position and the error, until all before it are delivered.
@@ -246,6 +270,7 @@ impl Worker {
             busy: None,
             busy_delay: BUSY_FIRST,
             poll: start,
+            guess: Guess::default(),
             linger: start,
             phase: Phase::Running,
             overflow: None,

@@ -353,7 +353,9 @@ fn damaged_contributions_back_off_and_end() {
     let gaps: Vec<u64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
     assert_eq!((times.len(), gaps[0]), (16, 50), "the first at once: {gaps:?}");
     let expected = [1, 2, 4, 8, 16, 32, 64, 128, 250, 250, 250, 250, 250, 250].map(|ms| ms * 1000 + 50);
-    assert_eq!(gaps[1..], expected);
+    // A poll that is answered in between makes this test look 50 µs later.
+    let is_close = |(gap, expected): (&u64, u64)| (expected..=expected + 50).contains(gap);
+    assert!(gaps[1..].iter().zip(expected).all(is_close), "{gaps:?}");
     assert_eq!(error, OperationError::DamagedOnTheWay { tensor: "w".into(), refusals: 16 });
     let words = error.to_string();
     assert!(

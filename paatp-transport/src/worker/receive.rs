@@ -146,6 +146,9 @@ impl Worker {
         }
         let Some(Settled { sent, .. }) = settled else { return };
         if let Some(position) = sent.wish {
+            if matches!(answer.body, Body::Pending { .. }) {
+                self.guess.disappoint(position);
+            }
             let should_be_there = position < self.position_of(answer.p_min).unwrap_or(0);
             let refused = should_be_there && matches!(answer.body, Body::Pending { .. });
             self.release_wish(position, answer.token, if refused { Wish::Refused } else { Wish::Idle });
@@ -449,6 +452,9 @@ impl Worker {
         }
         let exponent = entry.chunk.exponent;
         self.statistics.results += 1;
+        if position >= self.others.p_min {
+            self.guess.confirm(position);
+        }
         let lowest = self.delivered;
         while self.delivered < self.open_end() && self.is_delivered(self.delivered) {
             self.delivered += 1;

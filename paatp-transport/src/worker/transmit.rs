@@ -7,7 +7,7 @@ use paatp_common::aggregate::unsalted;
 use paatp_common::tag;
 use paatp_common::wire::{Chunk, HEADER_BYTES, Kind, Request, flags};
 
-use super::{LEAVE_CAP, LINGER_FIRST, POLL_CAP, Transmit, Worker, seq_of};
+use super::{LEAVE_CAP, LINGER_FIRST, POLL_CAP, POLL_GROWTH, Transmit, Worker, seq_of};
 use crate::error::OperationError;
 use crate::operation::{Opening, Step, UNKNOWN};
 use crate::quantise::payload_tag;
@@ -165,10 +165,17 @@ impl Worker {
     /// While contributions go out, half a window of wishes under way is enough: each result lets a contribution go, which
     /// carries the next wish for nothing. (Pulling all at once would leave the next contributions only their own chunks to
     /// wish for, which are not complete yet: two requests for each chunk, for ever.)
+    ///
+    /// When all are out, p_min is not enough: a rank that has all its results falls silent before it has told its last
+    /// progress. Then a result that came beyond p_min is reason to guess that the next ones are there too.
     fn next_pull(&mut self, now: Time) -> Option<u64> {
         let from = self.lowest_unasked();
         if self.next >= self.end || self.wishes < (self.send_limit() - self.delivered).div_ceil(2) {
-            let ripe_end = self.others.p_min.min(self.open_end());
+            let mut ripe_end = self.others.p_min;
+            if self.next >= self.end {
+                ripe_end = ripe_end.max(self.guess.below);
+            }
+            let ripe_end = ripe_end.min(self.open_end());
             let is_idle = |p: &u64| self.ring.get(*p).is_some_and(|entry| entry.wish == Wish::Idle);
             let ripe = (from..ripe_end).find(is_idle);
             if ripe.is_some() {
@@ -177,7 +184,9 @@ impl Worker {
         }
         let lowest = self.delivered;
         if lowest < self.open_end() && self.is_unasked(lowest) && now >= self.poll.at {
-            self.poll.step(now, POLL_CAP);
+            // What comes damaged again and again is asked for ever more rarely.
+            let doubted = self.ring.get(lowest).is_some_and(|entry| entry.doubted > 0);
+            self.poll.step_by(now, if doubted { 1 } else { POLL_GROWTH }, POLL_CAP);
             return Some(lowest);
         }
         None
