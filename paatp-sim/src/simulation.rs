@@ -10,13 +10,14 @@ use std::time::Duration;
 use paatp_common::limits::MAX_RANKS;
 use paatp_common::wire::HEADER_BYTES;
 use paatp_transport::rate::Algorithm;
+use paatp_transport::rate::policy::{JobCounts, Policy, RankCounts};
 use paatp_transport::{Event, Handle, MembershipError, OperationError, Settings, Time, Values, Worker};
 
 use crate::link::{ETHERNET_OVERHEAD, Passage};
-use crate::node::{Node, Violation, generation, nonce};
+use crate::node::{Node, Tally, Violation, generation, nonce};
 use crate::random::{Purpose, Random};
 use crate::record::Recorder;
-use crate::scenario::Scenario;
+use crate::scenario::{JobSpec, Scenario};
 use crate::topology::{LinkId, Topology};
 use crate::training::{self, OperationId, Pace};
 use crate::units::Nanos;
@@ -26,6 +27,8 @@ pub const BARE_PACKET: u64 = 20 + 8 + HEADER_BYTES as u64;
 /// What a host hands to its network card before it waits, in whole packets: enough to keep the link busy while the driver
 /// is told of room, as byte queue limits do.
 const CARD_PACKETS: u64 = 8;
+/// How often the loader looks at its tables.
+const TICK: Nanos = Nanos(5_000_000);
 /// How long a worker waits for a result, and for others before it leaves.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Datagrams that a worker may send without time going on; more means that it sends without end.
@@ -100,6 +103,8 @@ enum Happening {
     Recover(u32),
     /// Progress is noted.
     Sample,
+    /// The loader reads the tables and grants windows.
+    Tick,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -183,6 +188,7 @@ pub struct Simulation<'a> {
     expected: BTreeMap<(u16, OperationId), (Values, u8)>,
     recorder: Recorder,
     buffer: Vec<u8>,
+    policy: Policy,
 }
 
 impl<'a> Simulation<'a> {
@@ -232,7 +238,12 @@ impl<'a> Simulation<'a> {
             damage: Random::new(seed, Purpose::Damage, 0),
             expected: BTreeMap::new(),
             buffer: vec![0; longest],
+            policy: Policy::default(),
         };
+        if algorithm == Algorithm::PaAtp {
+            // The others have no such half.
+            simulation.schedule(TICK, Happening::Tick);
+        }
         for host in 0..simulation.peers.len() as u32 {
             let start = simulation.job_of(host as usize).start;
             simulation.schedule(start, Happening::Begin(host));
@@ -254,7 +265,7 @@ impl<'a> Simulation<'a> {
         Ok(self.recorder)
     }
 
-    fn job_of(&self, host: usize) -> &'a crate::scenario::JobSpec {
+    fn job_of(&self, host: usize) -> &'a JobSpec {
         let job = self.peers.get(host).map_or(0, |peer| usize::from(peer.job));
         // Hosts were made from jobs.
         &self.scenario.jobs[job]
@@ -286,6 +297,10 @@ impl<'a> Simulation<'a> {
                 Ok(())
             }
             Happening::Recover(host) => self.recover(host as usize),
+            Happening::Tick => {
+                self.tick();
+                Ok(())
+            }
             Happening::Sample => {
                 let node = &self.node;
                 let progress = self.peers.iter().map(|peer| {
@@ -296,6 +311,29 @@ impl<'a> Simulation<'a> {
                 Ok(())
             }
         }
+    }
+
+    /// What the daemon does every few milliseconds.
+    fn tick(&mut self) {
+        let jobs = &self.scenario.jobs;
+        let mut ranks = Vec::with_capacity(self.peers.len());
+        for peer in &self.peers {
+            let Tally { contributions, marks, busy } = self.node.take_tally(peer.job, peer.rank);
+            let progress = self.node.contributed(peer.job, peer.rank);
+            ranks.push(RankCounts { progress, contributions, marks, busy });
+        }
+        let of_job = |(job, spec): (u16, &JobSpec)| {
+            let first = self.first.get(usize::from(job)).copied().unwrap_or(0);
+            let ranks = ranks.get(first..first + usize::from(spec.world)).unwrap_or(&[]);
+            JobCounts { job, generation: generation(job), window: spec.window, ranks }
+        };
+        let counts: Vec<JobCounts<'_>> = (0..).zip(jobs).map(of_job).collect();
+        for grant in self.policy.tick(Duration::from_nanos(TICK.0), &counts) {
+            if let Some(entry) = self.node.job_mut(grant.job) {
+                (entry.window, entry.gain) = (grant.window, grant.gain);
+            }
+        }
+        self.schedule(self.now + TICK, Happening::Tick);
     }
 
     fn time(&self) -> Time {
