@@ -189,8 +189,7 @@ impl Link {
             self.counters.dropped += 1;
             return Passage::default();
         }
-        let congested =
-            self.spec.ecn.is_some_and(|ecn| self.backlog > u128::from(ecn.0) * NANOBITS_PER_BYTE);
+        let congested = self.spec.ecn.is_some_and(|ecn| self.backlog > u128::from(ecn.0) * NANOBITS_PER_BYTE);
         self.backlog += need;
         let out = now + Nanos(self.backlog.div_ceil(u128::from(self.rate)) as u64);
         self.last_out = self.last_out.max(out);
@@ -284,12 +283,10 @@ mod tests {
     fn packets_queue_are_marked_and_dropped() {
         let mut link = link(Impairment::default());
         let fates: Vec<_> = (0..4).map(|_| link.send(Nanos(0), 1000)).collect();
-        assert_eq!(fates.iter().map(|p| arrival(*p)).collect::<Vec<_>>(), [
-            Some(1100),
-            Some(2100),
-            Some(3100),
-            None
-        ]);
+        assert_eq!(
+            fates.iter().map(|p| arrival(*p)).collect::<Vec<_>>(),
+            [Some(1100), Some(2100), Some(3100), None]
+        );
         assert_eq!(fates.iter().map(|p| p.congested).collect::<Vec<_>>(), [false, false, true, false]);
         assert_eq!((link.backlog(Nanos(1500)), link.time_to_drain_to(Nanos(1500), 1000)), (1500, Nanos(500)));
         assert_eq!(arrival(link.send(Nanos(5000), 1000)), Some(6100));
@@ -302,13 +299,10 @@ mod tests {
         let mut link = link(Impairment::default());
         link.expect(Cycle::periodic(Nanos(10_000), 0.5, Nanos(5000)), Weather::Slow(0.25));
         let mut take = |at| arrival(link.send(Nanos(at), 1000)).map(|out| out - at - 100);
-        assert_eq!([take(0), take(5000), take(9500), take(20_000), take(25_000)], [
-            Some(1000),
-            Some(4000),
-            Some(4000),
-            Some(1000),
-            Some(4000)
-        ]);
+        assert_eq!(
+            [take(0), take(5000), take(9500), take(20_000), take(25_000)],
+            [Some(1000), Some(4000), Some(4000), Some(1000), Some(4000)]
+        );
     }
 
     /// Of a burst at the link's own rate, the queue keeps what a foreground packet adds.

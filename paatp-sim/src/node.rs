@@ -195,11 +195,15 @@ impl Node {
         if was_used && after.seq != before.seq {
             let all_have = delivered.iter().all(|delivered| *delivered > u64::from(before.seq.0));
             if !all_have {
-                return fail(before.seq, format!("its slot went to chunk {} too early: {delivered:?}", after.seq.0));
+                return fail(
+                    before.seq,
+                    format!("its slot went to chunk {} too early: {delivered:?}", after.seq.0),
+                );
             }
         }
         let same = was_used && after.seq == before.seq;
-        let gained = if same && after.attempt == before.attempt { after.bits & !before.bits } else { after.bits };
+        let gained =
+            if same && after.attempt == before.attempt { after.bits & !before.bits } else { after.bits };
         let begun = !same || after.attempt != before.attempt;
         if gained & !(1 << rank) != 0 {
             return fail(after.seq, format!("rank {rank}'s request added bits {gained:#x}"));
@@ -284,7 +288,9 @@ impl Node {
         self.damaged.insert((job_of(slot.generation), slot.seq.0, slot.attempt));
         let word = random.below(u64::from(slot.chunk().lanes) / 2) as usize;
         let bit = random.below(64);
-        if let Some(word) = self.lanes.get_mut(index * self.blocks + word / 16).and_then(|b| b.get_mut(word % 16)) {
+        if let Some(word) =
+            self.lanes.get_mut(index * self.blocks + word / 16).and_then(|b| b.get_mut(word % 16))
+        {
             *word ^= 1 << bit;
         }
     }
@@ -311,10 +317,106 @@ pub const fn nonce(seed: u64, job: u16) -> u64 {
 /// What all ranks must get alike: contributors, tag, scales and lanes, not attempt or progress.
 fn digest(header: &Header, answer: &[u8]) -> u64 {
     let mut hash = header.bitmap() ^ header.tag().rotate_left(17);
-    hash ^= (header.exponent() as u64) << 8 ^ (header.next_exponent() as u64) << 16 ^ u64::from(header.lanes());
+    hash ^=
+        (header.exponent() as u64) << 8 ^ (header.next_exponent() as u64) << 16 ^ u64::from(header.lanes());
     for word in answer.get(HEADER_BYTES..).unwrap_or(&[]).chunks_exact(8) {
         let word = word.iter().fold(0, |word, byte| word << 8 | u64::from(*byte));
         hash = (hash ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
     }
     hash
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scenario::ValuesKind;
+    use crate::units::Nanos;
+    use paatp_common::tag;
+    use paatp_common::wire::{Chunk, ElementType, Operation, Request};
+
+    const SEED: u64 = 3;
+
+    fn node(world: u8) -> Node {
+        let job = JobSpec {
+            name: "j".into(),
+            world,
+            lanes: 32,
+            window: 1,
+            slots: 2,
+            chunks: 9,
+            operations: 1,
+            iterations: 1,
+            start: Nanos(0),
+            compute: Nanos(0),
+            first_ready: 1.0,
+            jitter: 0.0,
+            staleness: 0,
+            values: ValuesKind::FloatSum,
+        };
+        Node::new(&[job], SEED)
+    }
+
+    /// A contribution of zeros, and a wish for the same chunk.
+    fn data(rank: u8, seq: u32, ack: u32) -> Vec<u8> {
+        let seq = Seq(seq);
+        let chunk = Chunk::new(Operation::Sum, ElementType::F32, 32, 0);
+        let request = Request {
+            kind: Kind::Data,
+            flags: flags::PAYLOAD,
+            job: 0,
+            worker: rank,
+            generation: generation(0),
+            seq,
+            want: seq,
+            ack: Seq(ack),
+            progress: Seq(ack),
+            token: 7,
+            bitmap: 1 << rank,
+            tag: tag::salt(rank_key(nonce(SEED, 0), rank), seq, chunk),
+            chunk,
+            next_exponent: 0,
+            attempt: 0,
+        };
+        let mut datagram = request.encode().as_bytes().to_vec();
+        datagram.extend([0; 128]);
+        datagram
+    }
+
+    #[test]
+    fn a_slot_that_is_given_away_too_early_is_noticed() {
+        let mut node = node(1);
+        let mut ask = |seq, ack, delivered| node.handle((0, 0), &mut data(0, seq, ack), false, &[delivered]);
+        assert!(ask(0, 0, 0).is_ok_and(|answer| answer == Some(192)));
+        // The worker says that it has the result, and has not.
+        let violation = ask(2, 2, 0).unwrap_err();
+        assert!(violation.rule.contains("too early") && violation.seq == 0, "{violation}");
+    }
+
+    #[test]
+    fn results_that_differ_are_noticed_unless_memory_was_damaged_on_purpose() {
+        for on_purpose in [false, true] {
+            let mut node = node(2);
+            let mut ask =
+                |node: &mut Node, rank| node.handle((0, rank), &mut data(rank, 0, 0), false, &[0, 0]);
+            assert!(ask(&mut node, 0).is_ok_and(|answer| answer == Some(HEADER_BYTES)));
+            assert!(ask(&mut node, 1).is_ok_and(|answer| answer == Some(192)));
+            if on_purpose {
+                node.damage(&mut Random::new(1, crate::random::Purpose::Damage, 0));
+            } else {
+                node.lanes[0][0] ^= 1;
+            }
+            let again = ask(&mut node, 0);
+            assert_eq!(again.is_ok(), on_purpose, "{again:?}");
+        }
+    }
+
+    #[test]
+    fn strangers_are_not_answered_and_tallies_are_taken_once() {
+        let mut node = node(1);
+        let mut foreign = data(1, 0, 0);
+        assert_eq!(node.handle((0, 1), &mut foreign, false, &[0]), Ok(None));
+        assert!(node.handle((0, 0), &mut data(0, 0, 0), true, &[0]).is_ok());
+        assert_eq!(node.take_tally(0, 0), Tally { contributions: 1, marks: 1, busy: 0 });
+        assert_eq!(node.take_tally(0, 0), Tally::default());
+    }
 }

@@ -45,7 +45,10 @@ pub fn write(directory: &Path, scenario: &Scenario, runs: &Runs) -> Result<Vec<S
         files.push((format!("progress-{algorithm}.csv"), progress_csv(scenario, record)));
         files.push((format!("progress-{algorithm}.svg"), progress_plot(scenario, *algorithm, record).svg()));
         files.push((format!("throughput-{algorithm}.csv"), throughput_csv(scenario, record)));
-        files.push((format!("throughput-{algorithm}.svg"), throughput_plot(scenario, *algorithm, record).svg()));
+        files.push((
+            format!("throughput-{algorithm}.svg"),
+            throughput_plot(scenario, *algorithm, record).svg(),
+        ));
     }
     for (name, text) in &files {
         let path = directory.join(name);
@@ -75,13 +78,15 @@ fn iterations_csv(scenario: &Scenario, runs: &Runs) -> String {
 
 fn iterations_plot(scenario: &Scenario, runs: &Runs) -> Plot {
     let line = |(algorithm, record): &(Algorithm, Recorder)| {
-        let of_job =
-            |(spec, job): (&crate::scenario::JobSpec, &crate::record::JobRecord)| iteration_times(spec.start, &job.iterations);
+        let of_job = |(spec, job): (&crate::scenario::JobSpec, &crate::record::JobRecord)| {
+            iteration_times(spec.start, &job.iterations)
+        };
         let mut times: Vec<_> = scenario.jobs.iter().zip(&record.jobs).flat_map(of_job).collect();
         times.sort_unstable();
         let count = times.len() as f64;
         let mut points = vec![(0.0, 0.0)];
-        points.extend(times.iter().enumerate().map(|(i, time)| (time.seconds() * 1e3, (i + 1) as f64 / count)));
+        points
+            .extend(times.iter().enumerate().map(|(i, time)| (time.seconds() * 1e3, (i + 1) as f64 / count)));
         Line { name: algorithm.to_string(), points, steps: true }
     };
     Plot {

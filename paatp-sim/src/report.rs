@@ -178,7 +178,8 @@ impl Report {
             "dropped",
             "marked"
         );
-        let order = Algorithm::ALL.iter().filter_map(|algorithm| self.controllers.get_key_value(algorithm.name()));
+        let order =
+            Algorithm::ALL.iter().filter_map(|algorithm| self.controllers.get_key_value(algorithm.name()));
         for (name, outcome) in order {
             let share = |part: u64| format!("{:.3}", part as f64 / outcome.contributions.max(1) as f64);
             let slowest = outcome.jobs.iter().map(|job| job.p90_iteration_seconds).fold(0.0, f64::max);

@@ -334,9 +334,12 @@ impl Scenario {
         if links.into_iter().flatten().any(|link| link.rate.0 == 0 || link.buffer.0 < whole) {
             return fail("every link needs a rate, and a buffer of at least one packet".into());
         }
-        let chances = [network.impairment.loss, network.impairment.duplication, network.impairment.reordering];
+        let chances =
+            [network.impairment.loss, network.impairment.duplication, network.impairment.reordering];
         if chances.iter().any(|chance| !(0.0..1.0).contains(chance)) {
-            return fail("probabilities of loss, duplication and reordering are from 0 to less than 1".into());
+            return fail(
+                "probabilities of loss, duplication and reordering are from 0 to less than 1".into(),
+            );
         }
         self.jobs.iter().try_for_each(JobSpec::check)?;
         self.stragglers.iter().try_for_each(|straggler| straggler.check().or_else(fail))
@@ -399,6 +402,8 @@ impl Straggler {
         if sound {
             return Ok(());
         }
-        Err(format!("{self:?}: shares and probabilities are from 0 to 1, factors of rates at least {LEAST_FACTOR}"))
+        Err(format!(
+            "{self:?}: shares and probabilities are from 0 to 1, factors of rates at least {LEAST_FACTOR}"
+        ))
     }
 }

@@ -261,7 +261,12 @@ impl<'a> Simulation<'a> {
             self.step()?;
         }
         self.check_end()?;
-        self.recorder.finish(self.now, &self.topology, &self.node, self.peers.iter().map(|peer| &peer.worker));
+        self.recorder.finish(
+            self.now,
+            &self.topology,
+            &self.node,
+            self.peers.iter().map(|peer| &peer.worker),
+        );
         Ok(self.recorder)
     }
 
@@ -303,9 +308,10 @@ impl<'a> Simulation<'a> {
             }
             Happening::Sample => {
                 let node = &self.node;
-                let progress = self.peers.iter().map(|peer| {
-                    (u64::from(node.contributed(peer.job, peer.rank)), peer.worker.chunks().0)
-                });
+                let progress = self
+                    .peers
+                    .iter()
+                    .map(|peer| (u64::from(node.contributed(peer.job, peer.rank)), peer.worker.chunks().0));
                 let interval = self.recorder.sample(self.now, progress);
                 self.schedule(self.now + interval, Happening::Sample);
                 Ok(())
@@ -373,14 +379,14 @@ impl<'a> Simulation<'a> {
             self.node.damage(&mut self.damage);
         }
         let (job, rank) = (self.peers[host].job, self.peers[host].rank);
-        let (first, world) = (self.first[usize::from(job)], usize::from(self.scenario.jobs[usize::from(job)].world));
+        let (first, world) =
+            (self.first[usize::from(job)], usize::from(self.scenario.jobs[usize::from(job)].world));
         let mut delivered = [0; MAX_RANKS];
         for (place, peer) in delivered.iter_mut().zip(&self.peers[first..first + world]) {
             *place = peer.worker.chunks().0;
         }
         let packet = &mut self.packets[id as usize];
-        let handled =
-            self.node.handle((job, rank), &mut packet.bytes, packet.congested, &delivered[..world]);
+        let handled = self.node.handle((job, rank), &mut packet.bytes, packet.congested, &delivered[..world]);
         let answered = handled.map_err(|violation| SimulationError::Violation { at: self.now, violation })?;
         let Some(length) = answered else {
             self.free.push(id);
@@ -540,10 +546,8 @@ impl<'a> Simulation<'a> {
         let Some(operation) = self.peers[host].operations.get(&handle.0).copied() else {
             return self.wrong(host, format!("operation {} is done twice", handle.0));
         };
-        let (right, seen) = self
-            .expected
-            .entry((job, operation))
-            .or_insert_with(|| (training::expected(spec, operation), 0));
+        let (right, seen) =
+            self.expected.entry((job, operation)).or_insert_with(|| (training::expected(spec, operation), 0));
         *seen += 1;
         let (is_right, is_last) = (values == Some(right), *seen == spec.world);
         if is_last {
@@ -682,7 +686,8 @@ impl<'a> Simulation<'a> {
                 peer.worker.statistics(),
             )
         };
-        let waiting: Vec<String> = self.peers.iter().filter(|peer| peer.left.is_none()).map(describe).collect();
+        let waiting: Vec<String> =
+            self.peers.iter().filter(|peer| peer.left.is_none()).map(describe).collect();
         SimulationError::Stuck { at: self.now, state: waiting.join("\n") }
     }
 }

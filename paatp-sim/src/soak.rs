@@ -31,9 +31,11 @@ pub struct SoakFailure {
 /// What went wrong, and how to see it again.
 pub fn run(seed: u64) -> Result<Recorder, SoakFailure> {
     let (scenario, algorithm) = scenario(seed);
-    Simulation::new(&scenario, algorithm, seed)
-        .and_then(Simulation::run)
-        .map_err(|source| SoakFailure { seed, algorithm, source })
+    Simulation::new(&scenario, algorithm, seed).and_then(Simulation::run).map_err(|source| SoakFailure {
+        seed,
+        algorithm,
+        source,
+    })
 }
 
 /// The scenario of a seed.

@@ -5,8 +5,8 @@
 
 use std::thread;
 
-use paatp_sim::soak;
 use paatp_sim::record::Totals;
+use paatp_sim::soak;
 
 /// Seeds that every test run goes through. `paatp sim soak` goes through more.
 const SEEDS: u64 = 10_000;
