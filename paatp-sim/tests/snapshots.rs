@@ -34,8 +34,8 @@ fn scenario(world: u8, window: u16, loss: f64) -> Scenario {
         world = {world}
         window = {window}
         slots = {slots}
-        chunks = 1000
-        iterations = 2
+        chunks = 500
+        iterations = 6
         compute = "1 us"
         "#
     );

@@ -30,8 +30,9 @@ use crate::tensor::{Handle, Reduction, Tensor};
 use crate::time::{Backoff, Time};
 use pacer::Pacer;
 
-/// Shortest interval between polls for the lowest chunk, and the first one before a round trip was measured.
-const POLL_FLOOR: Duration = Duration::from_micros(50);
+/// Shortest interval between polls for the lowest chunk (half a round trip, if that is longer), and the first one before a
+/// round trip was measured. Each operation's first chunk and its last ones wait for a poll, so this is seen in every one.
+const POLL_FLOOR: Duration = Duration::from_micros(10);
 const POLL_UNMEASURED: Duration = Duration::from_millis(1);
 /// Longest interval between polls: a late rank is noticed within this time.
 const POLL_CAP: Duration = Duration::from_millis(10);

@@ -167,7 +167,8 @@ impl Worker {
     /// wish for, which are not complete yet: two requests for each chunk, for ever.)
     ///
     /// When all are out, p_min is not enough: a rank that has all its results falls silent before it has told its last
-    /// progress. Then a result that came beyond p_min is reason to guess that the next ones are there too.
+    /// progress. Then a result that came beyond p_min is reason to guess that the next ones are there too. (Not while
+    /// contributions wait for the window: there most such pulls came too early, and loaded the path.)
     fn next_pull(&mut self, now: Time) -> Option<u64> {
         let from = self.lowest_unasked();
         if self.next >= self.end || self.wishes < (self.send_limit() - self.delivered).div_ceil(2) {
