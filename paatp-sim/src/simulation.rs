@@ -9,9 +9,11 @@ use std::time::Duration;
 
 use paatp_common::limits::MAX_RANKS;
 use paatp_common::wire::HEADER_BYTES;
-use paatp_transport::rate::Algorithm;
 use paatp_transport::rate::policy::{JobCounts, Policy, RankCounts};
-use paatp_transport::{Event, Handle, MembershipError, OperationError, Settings, Time, Values, Worker};
+use paatp_transport::rate::{Algorithm, Controller};
+use paatp_transport::{
+    Event, Handle, Membership, MembershipError, OperationError, Settings, Time, Values, Worker,
+};
 
 use crate::link::{ETHERNET_OVERHEAD, Passage};
 use crate::node::{Node, Tally, Violation, generation, nonce};
@@ -197,15 +199,31 @@ impl<'a> Simulation<'a> {
     /// # Errors
     /// A worker that cannot be made.
     pub fn new(scenario: &'a Scenario, algorithm: Algorithm, seed: u64) -> Result<Self, SimulationError> {
+        // The other algorithms have no half in the loader.
+        let has_loader = algorithm == Algorithm::PaAtp;
+        Simulation::with_controllers(scenario, seed, has_loader, |membership| {
+            algorithm.controller(membership)
+        })
+    }
+
+    /// As [`Simulation::new`], with any controllers: for experiments with their constants.
+    ///
+    /// # Errors
+    /// A worker that cannot be made.
+    pub fn with_controllers(
+        scenario: &'a Scenario,
+        seed: u64,
+        has_loader: bool,
+        controller: impl Fn(&Membership) -> Box<dyn Controller>,
+    ) -> Result<Self, SimulationError> {
         let (mut peers, mut first) = (Vec::new(), Vec::new());
         for (number, job) in (0..).zip(&scenario.jobs) {
             first.push(peers.len());
             let settings = Settings { timeout: PATIENCE, linger: PATIENCE, staleness: job.staleness };
             for rank in 0..job.world {
                 let membership = job.membership(number, rank, generation(number), nonce(seed, number));
-                let controller = algorithm.controller(&membership);
                 peers.push(Peer {
-                    worker: Worker::with_controller(membership, settings, controller)?,
+                    worker: Worker::with_controller(membership, settings, controller(&membership))?,
                     job: number,
                     rank,
                     pace: Pace::new(job, rank, peers.len(), &scenario.stragglers, seed),
@@ -240,8 +258,7 @@ impl<'a> Simulation<'a> {
             buffer: vec![0; longest],
             policy: Policy::default(),
         };
-        if algorithm == Algorithm::PaAtp {
-            // The others have no such half.
+        if has_loader {
             simulation.schedule(TICK, Happening::Tick);
         }
         for host in 0..simulation.peers.len() as u32 {
@@ -364,7 +381,13 @@ impl<'a> Simulation<'a> {
             let dead = self.is_dead(host);
             if !dead {
                 let now = self.time();
-                self.peers[host].worker.handle_datagram(now, &bytes);
+                let marked = self.packets[id as usize].congested;
+                let worker = &mut self.peers[host].worker;
+                if marked {
+                    worker.handle_marked_datagram(now, &bytes);
+                } else {
+                    worker.handle_datagram(now, &bytes);
+                }
             }
             self.packets[id as usize].bytes = bytes;
             self.free.push(id);
