@@ -396,8 +396,7 @@ mod tests {
     fn results_that_differ_are_noticed_unless_memory_was_damaged_on_purpose() {
         for on_purpose in [false, true] {
             let mut node = node(2);
-            let mut ask =
-                |node: &mut Node, rank| node.handle((0, rank), &mut data(rank, 0, 0), false, &[0, 0]);
+            let ask = |node: &mut Node, rank| node.handle((0, rank), &mut data(rank, 0, 0), false, &[0, 0]);
             assert!(ask(&mut node, 0).is_ok_and(|answer| answer == Some(HEADER_BYTES)));
             assert!(ask(&mut node, 1).is_ok_and(|answer| answer == Some(192)));
             if on_purpose {

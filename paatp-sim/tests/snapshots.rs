@@ -49,7 +49,9 @@ fn table() -> String {
         "Goodput to each rank [Gbit/s]; all ranks share 100 Gbit/s, of which packets of 1500 bytes take 97.5.\n\n",
     );
     let _ = write!(text, "{:>6}{:>8}{:>9}", "ranks", "window", "loss");
-    Algorithm::ALL.iter().for_each(|algorithm| drop(write!(text, "{:>10}", algorithm.name())));
+    for algorithm in Algorithm::ALL {
+        let _ = write!(text, "{:>10}", algorithm.name());
+    }
     text.push('\n');
     for world in WORLDS {
         for window in WINDOWS {

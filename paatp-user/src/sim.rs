@@ -117,3 +117,67 @@ fn soak_seeds(from: u64, seeds: u64) -> anyhow::Result<String> {
         totals.packets, totals.lost, totals.dropped, totals.retransmissions, totals.redos
     ))
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        sim: Sim,
+    }
+
+    fn called(args: &[&str]) -> anyhow::Result<String> {
+        run(&Line::try_parse_from([&["sim"], args].concat())?.sim)
+    }
+
+    const SCENARIO: &str = r#"
+        description = "two ranks"
+        seed = 5
+        [network]
+        packet = "1500 B"
+        host = { rate = "10 Gbit/s", delay = "1 us", buffer = "1 MiB" }
+        [[job]]
+        name = "j"
+        world = 2
+        window = 16
+        slots = 32
+        chunks = 40
+        iterations = 3
+        compute = "10 us"
+    "#;
+
+    #[test]
+    fn a_scenario_gives_a_table_json_and_files() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name).to_string_lossy().into_owned();
+        std::fs::write(path("two.toml"), SCENARIO).unwrap();
+        let (file, json, output) = (path("two.toml"), path("two.json"), path("plots"));
+        let args = [&file, "--json", &json, "--output", &output, "--controller", "atp", "--controller", "pa-atp"];
+        let text = called(&args).unwrap();
+        assert!(text.starts_with("two ranks\nseed 5\n") && text.contains("\npa-atp ") && !text.contains("fixed"));
+        let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+        assert_eq!(report["scenario"], "two");
+        assert!(report["controllers"]["atp"]["mean_iteration_seconds"].as_f64().unwrap() > 1e-5);
+        assert!(Path::new(&output).join("progress-pa-atp.svg").is_file());
+        // The same again, whatever else is asked for; and another seed is said.
+        assert!(text.starts_with(&called(&args[..1]).unwrap()[..20]));
+        assert!(called(&[&file, "--seed", "6", "--controller", "fixed"]).unwrap().contains("seed 6"));
+    }
+
+    #[test]
+    fn a_soak_replays_single_seeds() {
+        let text = called(&["soak", "--from", "7", "--seeds", "2"]).unwrap();
+        assert!(text.starts_with("seeds 7 to 8: every operation completed"), "{text}");
+    }
+
+    #[test]
+    fn a_missing_scenario_says_where_there_are_some() {
+        let error = called(&["nowhere.toml"]).unwrap_err().to_string();
+        assert!(error.contains("scenarios/"), "{error}");
+    }
+}
