@@ -126,7 +126,7 @@ impl Node {
     #[must_use]
     pub fn contributed(&self, job: u16, rank: u8) -> u32 {
         let tracks = self.progress.get(usize::from(job));
-        tracks.map_or(0, |progress| progress.contributed.of(generation(job), usize::from(rank)).0)
+        tracks.map_or(0, |progress| progress.reached(generation(job), usize::from(rank)).1.0)
     }
 
     /// Takes a rank's tally.
