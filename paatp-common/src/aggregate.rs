@@ -110,6 +110,8 @@ struct Admitted<J> {
     rank: u8,
     /// The rank's salt factor.
     key: u64,
+    /// Its rate-control gain.
+    gain: i8,
 }
 
 /// The slot that a chunk has in a job's ring.
@@ -234,7 +236,7 @@ fn admit<M: Machine>(machine: &mut M, arrival: Arrival) -> Result<Admitted<M::Jo
     if !(lanes as usize).is_multiple_of(LANES_PER_BLOCK) || lanes > most || is_empty {
         return Err(Refusal::BadLanes);
     }
-    Ok(Admitted { job, rank, key: sender.key })
+    Ok(Admitted { job, rank, key: sender.key, gain: sender.gain })
 }
 
 /// Records progress, takes the contribution, answers the wish.
@@ -243,6 +245,8 @@ fn serve<M: Machine>(machine: &mut M, arrival: Arrival, who: &Admitted<M::JobRef
     machine.note(Event::Requests);
     if arrival.congested {
         machine.note(Event::EcnMarks);
+        let (generation, rank) = named(machine, who);
+        machine.progress(who.job).note_mark(generation, rank);
     }
     let is_pull = machine.header().kind() == Some(Kind::Pull);
     let min_ack = record(machine, who, is_pull);
@@ -272,6 +276,13 @@ fn serve<M: Machine>(machine: &mut M, arrival: Arrival, who: &Admitted<M::JobRef
     let status = if is_sound || is_pull { received.fate.status() } else { Status::BadTag as u8 };
     let status = machine.forget(status as u64) as u8;
     answer(machine, arrival, who, received, status)
+}
+
+/// Generation and rank of the sender. The rank is forgotten: to reach its counters the verifier splits into one way for
+/// each rank.
+#[inline(always)]
+fn named<M: Machine>(machine: &mut M, who: &Admitted<M::JobRef>) -> (u32, usize) {
+    (machine.header().generation(), machine.forget(u64::from(who.rank)) as usize)
 }
 
 /// The payload's tag is right. Whatever was not taken has its payload checked all the same, a PULL's padding too: a
@@ -322,6 +333,10 @@ fn receive<M: Machine>(
     // The window test of protocol-rules F13.
     if seq.since(min_ack) >= job.slots {
         let refusal = if seq.is_before(min_ack) { Refusal::Behind } else { Refusal::Ahead };
+        if refusal == Refusal::Ahead {
+            let (generation, rank) = named(machine, who);
+            machine.progress(who.job).note_busy(generation, rank);
+        }
         return Ok(Received { fate: Fate::refused(refusal), attempt: 0, bits: 0 });
     }
     let slot = machine.slot(slot_index(job, seq)).ok_or(Refusal::UnknownJob)?;
@@ -554,9 +569,9 @@ fn answer<M: Machine>(
         lanes: 0,
         contributors: 0,
         exponents: (0, 0),
-        window: job.window,
+        window: job.granted,
         rank: slowest,
-        gain: job.gain,
+        gain: who.gain,
         attempt,
         epoch: job.epoch,
     };
@@ -624,8 +639,7 @@ fn hand_out<M: Machine>(
     let (generation, want) = (machine.header().generation(), machine.header().want());
     let is_pull = machine.header().kind() == Some(Kind::Pull);
     let slowest = machine.progress(who.job).contributed.slowest(generation);
-    let job = machine.job(who.job);
-    let (window, gain) = (job.window, job.gain);
+    let window = machine.job(who.job).granted;
     let state = machine.state(slot);
     let culprit = state.non_finite();
     let mut told = flags::RESULT | begun.flags;
@@ -642,7 +656,7 @@ fn hand_out<M: Machine>(
         exponents: (state.chunk().exponent, state.next_exponent()),
         window,
         rank: culprit.unwrap_or(slowest),
-        gain,
+        gain: who.gain,
         attempt,
         epoch: state.epoch,
     };

@@ -57,10 +57,13 @@ pub struct JobEntry {
     pub quorum: u8,
     /// Number of the policy in force, told in answers.
     pub epoch: u8,
-    /// Rate-control gain stamped into answers.
-    pub gain: i8,
     /// Zero.
-    pub reserved: [u8; 4],
+    pub reserved: u8,
+    /// Asynchronous window stamped into answers, in chunks: how far ahead of the slowest rank the loader lets ranks run.
+    /// 0 lets them run as far as `window`.
+    pub granted: u16,
+    /// Zero.
+    pub spare: [u8; 2],
 }
 
 const _: () = assert!(size_of::<JobEntry>() == 32);
@@ -82,8 +85,10 @@ pub struct RankEntry {
     pub address: Address,
     /// Factor of its salts, see [`crate::tag::rank_key`].
     pub key: u64,
+    /// Rate-control gain stamped into its answers.
+    pub gain: i8,
     /// Zero.
-    pub reserved: u64,
+    pub reserved: [u8; 7],
 }
 
 const _: () = assert!(size_of::<RankEntry>() == 32);

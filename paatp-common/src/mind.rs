@@ -36,7 +36,9 @@ pub fn negative(value: i64) -> u64 {
     {
         let mut value = value;
         // SAFETY: arithmetic on a register.
-        unsafe { core::arch::asm!("{0} s>>= 63", inout(reg) value, options(pure, nomem, nostack, preserves_flags)) };
+        unsafe {
+            core::arch::asm!("{0} s>>= 63", inout(reg) value, options(pure, nomem, nostack, preserves_flags))
+        };
         value as u64
     }
     #[cfg(not(target_arch = "bpf"))]

@@ -74,6 +74,12 @@ impl Word {
         (word & is_same) as u32
     }
 
+    /// One more.
+    #[inline(always)]
+    fn count(&self, generation: u32) {
+        self.set(generation, self.get(generation).wrapping_add(1));
+    }
+
     /// Replaces word and generation.
     #[inline(always)]
     pub fn set(&self, generation: u32, value: u32) {
@@ -229,12 +235,29 @@ impl Walk {
     }
 }
 
-/// What one rank has reached. Side by side, because every request moves both.
+/// What one rank has reached. Side by side, because every request moves the first two.
 #[derive(Debug, Default)]
 #[repr(C)]
 struct Reached {
     acked: Word,
     contributed: Word,
+    /// Requests that met congestion.
+    marks: Word,
+    /// Contributions that were too far ahead.
+    busy: Word,
+}
+
+/// What one rank has reached, and what was counted of it, as user space reads it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RankRecord {
+    /// Results below have arrived.
+    pub acked: Seq,
+    /// Contributions below are acknowledged.
+    pub contributed: Seq,
+    /// Requests that met congestion; counts round. CPUs may lose counts to each other.
+    pub marks: u32,
+    /// Contributions that were refused as too far ahead, likewise.
+    pub busy: u32,
 }
 
 /// Progress of one job, as the kernel's map holds it.
@@ -252,7 +275,7 @@ pub struct Progress {
     ranks: [Reached; MAX_RANKS],
 }
 
-const _: () = assert!(size_of::<Progress>() == 1088);
+const _: () = assert!(size_of::<Progress>() == 2112);
 
 impl Default for Progress {
     fn default() -> Self {
@@ -269,11 +292,29 @@ impl Default for Progress {
 }
 
 impl Progress {
-    /// Results that have arrived at a rank, and its contributions that were acknowledged.
+    /// What one rank has reached.
     #[must_use]
-    pub fn reached(&self, generation: u32, rank: usize) -> (Seq, Seq) {
-        let word = |word: &Word| Seq(word.get(generation));
-        self.ranks.get(rank).map_or_else(Default::default, |r| (word(&r.acked), word(&r.contributed)))
+    pub fn reached(&self, generation: u32, rank: usize) -> RankRecord {
+        let Some(reached) = self.ranks.get(rank) else { return RankRecord::default() };
+        let word = |word: &Word| word.get(generation);
+        RankRecord {
+            acked: Seq(word(&reached.acked)),
+            contributed: Seq(word(&reached.contributed)),
+            marks: word(&reached.marks),
+            busy: word(&reached.busy),
+        }
+    }
+
+    /// Counts a rank's request that met congestion.
+    #[inline(always)]
+    pub fn note_mark(&self, generation: u32, rank: usize) {
+        pick(&self.ranks, rank).marks.count(generation);
+    }
+
+    /// Counts a rank's contribution that was too far ahead.
+    #[inline(always)]
+    pub fn note_busy(&self, generation: u32, rank: usize) {
+        pick(&self.ranks, rank).busy.count(generation);
     }
 
     /// The highest progress of any rank, p_max.

@@ -309,8 +309,7 @@ impl Header {
 
     #[inline(always)]
     fn computed_check(&self) -> u32 {
-        let (covered, _) =
-            self.words().split_first_chunk().unwrap_or((&[[0; 4]; CHECKED_HEADER_WORDS], &[]));
+        let (covered, _) = self.words().split_first_chunk().unwrap_or((&[[0; 4]; CHECKED_HEADER_WORDS], &[]));
         tag::header_check(covered)
     }
 

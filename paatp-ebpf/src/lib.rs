@@ -73,8 +73,10 @@ pub fn serve<const BLOCKS: usize, const SLOW: bool>(
         return XDP_DROP;
     }
     let kept = if payload { arrival.payload_bytes } else { 0 };
-    let layout =
-        Layout { tags: blurred(layout.tags as u64, zero) as u8, is_v6: blurred(layout.is_v6 as u64, zero) != 0 };
+    let layout = Layout {
+        tags: blurred(layout.tags as u64, zero) as u8,
+        is_v6: blurred(layout.is_v6 as u64, zero) != 0,
+    };
     if frame::turn_round(&mut frame_of(ctx), layout, kept).is_none() {
         return XDP_DROP;
     }

@@ -11,11 +11,12 @@ use paatp_common::host::Host;
 use paatp_common::job::{Address, JobEntry, RankEntry, mapped};
 use paatp_common::lanes::SlotBlock;
 use paatp_common::limits::{LANES_PER_BLOCK, MAX_JOBS, MAX_RANKS};
-use paatp_common::progress::Progress;
+use paatp_common::progress::{Progress, RankRecord};
 use paatp_common::slot::Slot;
 use paatp_common::tag::rank_key;
-use paatp_common::wire::{HEADER_BYTES, Header, Kind, Status, flags};
+use paatp_common::wire::{HEADER_BYTES, Header, flags};
 use paatp_common::{Refusal, Seq};
+use paatp_transport::rate::policy::Grant;
 
 use crate::random::Random;
 use crate::scenario::JobSpec;
@@ -37,17 +38,6 @@ pub struct Violation {
     pub rule: String,
 }
 
-/// What one rank's requests came to since it was last asked.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
-    /// Contributions taken.
-    pub contributions: u32,
-    /// Requests that were marked on the way.
-    pub marks: u32,
-    /// Contributions that found no room in the ring.
-    pub busy: u32,
-}
-
 /// Results as they were first handed out, one for each slot of a job.
 type Digests = Vec<Option<(u32, u64)>>;
 
@@ -61,7 +51,6 @@ pub struct Node {
     lanes: Vec<SlotBlock>,
     blocks: usize,
     counters: Counters,
-    tallies: Vec<[Tally; MAX_RANKS]>,
     digests: Vec<Digests>,
     damaged: BTreeSet<(u16, u32, u8)>,
 }
@@ -94,7 +83,7 @@ impl Node {
             let places = ranks.iter_mut().skip(usize::from(number) * MAX_RANKS);
             for (rank, place) in (0..spec.world).zip(places) {
                 let key = rank_key(nonce(seed, number), rank);
-                *place = RankEntry { address: address(number, rank), key, reserved: 0 };
+                *place = RankEntry { address: address(number, rank), key, ..RankEntry::default() };
             }
         }
         Node {
@@ -105,7 +94,6 @@ impl Node {
             lanes: vec![SlotBlock::default(); first_slot as usize * blocks],
             blocks,
             counters: Counters::default(),
-            tallies: vec![[Tally::default(); MAX_RANKS]; specs.len()],
             digests: specs.iter().map(|job| vec![None; job.slots as usize]).collect(),
             damaged: BTreeSet::new(),
         }
@@ -117,22 +105,19 @@ impl Node {
         &self.counters
     }
 
-    /// A job's entry, as the loader writes it.
-    pub fn job_mut(&mut self, job: u16) -> Option<&mut JobEntry> {
-        self.jobs.get_mut(usize::from(job))
+    /// Stamps a job's answers, as the loader does.
+    pub fn stamp(&mut self, grant: &Grant) {
+        let Some(entry) = self.jobs.get_mut(usize::from(grant.job)) else { return };
+        entry.granted = grant.window;
+        let ranks = self.ranks.iter_mut().skip(usize::from(grant.job) * MAX_RANKS);
+        ranks.zip(grant.gains).for_each(|(rank, gain)| rank.gain = gain);
     }
 
-    /// How far a rank's contributions are, as the loader reads it.
+    /// What the tables say of a rank, as the loader reads it.
     #[must_use]
-    pub fn contributed(&self, job: u16, rank: u8) -> u32 {
-        let tracks = self.progress.get(usize::from(job));
-        tracks.map_or(0, |progress| progress.reached(generation(job), usize::from(rank)).1.0)
-    }
-
-    /// Takes a rank's tally.
-    pub fn take_tally(&mut self, job: u16, rank: u8) -> Tally {
-        let tally = self.tallies.get_mut(usize::from(job)).and_then(|ranks| ranks.get_mut(usize::from(rank)));
-        tally.map(std::mem::take).unwrap_or_default()
+    pub fn record(&self, job: u16, rank: u8) -> RankRecord {
+        let progress = self.progress.get(usize::from(job));
+        progress.map_or_else(RankRecord::default, |p| p.reached(generation(job), usize::from(rank)))
     }
 
     /// Handles a request in place; `None` if nothing is answered. `delivered` is what each of the job's workers has been
@@ -163,7 +148,6 @@ impl Node {
         if let Some((request, slot)) = before {
             self.audit_slot(job, rank, &request, &slot, delivered)?;
             self.audit_answer(job, &request, length, datagram.get(..answered).unwrap_or(&[]))?;
-            self.tally(job, rank, datagram, &request, congested);
         }
         Ok(Some(answered))
     }
@@ -261,16 +245,6 @@ impl Node {
         }
     }
 
-    fn tally(&mut self, job: u16, rank: u8, datagram: &[u8], request: &Header, congested: bool) {
-        let status = Header::of(datagram).map_or(0, Header::status);
-        let ranks = self.tallies.get_mut(usize::from(job));
-        let Some(tally) = ranks.and_then(|ranks| ranks.get_mut(usize::from(rank))) else { return };
-        let is_data = request.kind() == Some(Kind::Data);
-        tally.contributions += u32::from(is_data && status == Status::Ok as u8);
-        tally.busy += u32::from(status == Status::Busy as u8);
-        tally.marks += u32::from(congested);
-    }
-
     /// Flips a bit of a complete slot. Once for each attempt of a chunk: the checksum sees every single wrong word, but its
     /// top bit is the parity of the words' top bits, so a second flip there may hide the first.
     pub fn damage(&mut self, random: &mut Random) {
@@ -328,6 +302,8 @@ fn digest(header: &Header, answer: &[u8]) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use paatp_common::wire::Kind;
+
     use super::*;
     use crate::scenario::ValuesKind;
     use crate::units::Nanos;
@@ -415,7 +391,6 @@ mod tests {
         let mut foreign = data(1, 0, 0);
         assert_eq!(node.handle((0, 1), &mut foreign, false, &[0]), Ok(None));
         assert!(node.handle((0, 0), &mut data(0, 0, 0), true, &[0]).is_ok());
-        assert_eq!(node.take_tally(0, 0), Tally { contributions: 1, marks: 1, busy: 0 });
-        assert_eq!(node.take_tally(0, 0), Tally::default());
+        assert_eq!(node.record(0, 0), RankRecord { marks: 1, ..RankRecord::default() });
     }
 }

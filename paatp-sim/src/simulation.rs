@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use paatp_common::limits::MAX_RANKS;
 use paatp_common::wire::HEADER_BYTES;
-use paatp_transport::rate::policy::{JobCounts, Policy, RankCounts};
+use paatp_transport::rate::policy::{JobCounts, Meter, Policy};
 use paatp_transport::rate::{Algorithm, Controller};
 use paatp_transport::{
     Event, Handle, Membership, MembershipError, OperationError, Settings, Time, Values, Worker,
 };
 
 use crate::link::{ETHERNET_OVERHEAD, Passage};
-use crate::node::{Node, Tally, Violation, generation, nonce};
+use crate::node::{Node, Violation, generation, nonce};
 use crate::random::{Purpose, Random};
 use crate::record::Recorder;
 use crate::scenario::{JobSpec, Scenario};
@@ -191,6 +191,7 @@ pub struct Simulation<'a> {
     recorder: Recorder,
     buffer: Vec<u8>,
     policy: Policy,
+    meter: Meter,
 }
 
 impl<'a> Simulation<'a> {
@@ -257,6 +258,7 @@ impl<'a> Simulation<'a> {
             expected: BTreeMap::new(),
             buffer: vec![0; longest],
             policy: Policy::default(),
+            meter: Meter::default(),
         };
         if has_loader {
             simulation.schedule(TICK, Happening::Tick);
@@ -325,10 +327,9 @@ impl<'a> Simulation<'a> {
             }
             Happening::Sample => {
                 let node = &self.node;
-                let progress = self
-                    .peers
-                    .iter()
-                    .map(|peer| (u64::from(node.contributed(peer.job, peer.rank)), peer.worker.chunks().0));
+                let progress = self.peers.iter().map(|peer| {
+                    (u64::from(node.record(peer.job, peer.rank).contributed.0), peer.worker.chunks().0)
+                });
                 let interval = self.recorder.sample(self.now, progress);
                 self.schedule(self.now + interval, Happening::Sample);
                 Ok(())
@@ -338,23 +339,17 @@ impl<'a> Simulation<'a> {
 
     /// What the daemon does every few milliseconds.
     fn tick(&mut self) {
-        let jobs = &self.scenario.jobs;
-        let mut ranks = Vec::with_capacity(self.peers.len());
-        for peer in &self.peers {
-            let Tally { contributions, marks, busy } = self.node.take_tally(peer.job, peer.rank);
-            let progress = self.node.contributed(peer.job, peer.rank);
-            ranks.push(RankCounts { progress, contributions, marks, busy });
+        let mut ranks = Vec::with_capacity(self.scenario.jobs.len());
+        for (job, spec) in (0..).zip(&self.scenario.jobs) {
+            let records: Vec<_> = (0..spec.world).map(|rank| self.node.record(job, rank)).collect();
+            ranks.push(self.meter.read(job, generation(job), &records));
         }
-        let of_job = |(job, spec): (u16, &JobSpec)| {
-            let first = self.first.get(usize::from(job)).copied().unwrap_or(0);
-            let ranks = ranks.get(first..first + usize::from(spec.world)).unwrap_or(&[]);
-            JobCounts { job, generation: generation(job), window: spec.window, ranks }
-        };
-        let counts: Vec<JobCounts<'_>> = (0..).zip(jobs).map(of_job).collect();
+        let mut counts = Vec::with_capacity(ranks.len());
+        for (job, (spec, ranks)) in (0..).zip(self.scenario.jobs.iter().zip(&ranks)) {
+            counts.push(JobCounts { job, generation: generation(job), window: spec.window, ranks });
+        }
         for grant in self.policy.tick(Duration::from_nanos(TICK.0), &counts) {
-            if let Some(entry) = self.node.job_mut(grant.job) {
-                (entry.window, entry.gain) = (grant.window, grant.gain);
-            }
+            self.node.stamp(&grant);
         }
         self.schedule(self.now + TICK, Happening::Tick);
     }
@@ -704,7 +699,7 @@ impl<'a> Simulation<'a> {
             let chunks = peer.worker.chunks();
             format!(
                 "job {job} rank {rank}: {finished} of {begun} iterations, {chunks:?} chunks, the aggregator knows {}, deadline {:?}; {:?}",
-                self.node.contributed(*job, *rank),
+                self.node.record(*job, *rank).contributed.0,
                 peer.worker.poll_timeout(),
                 peer.worker.statistics(),
             )

@@ -315,7 +315,9 @@ fn a_path_that_damages_results_ends_the_operation() {
         net.run(100_000, |net| !net.events[1].is_empty());
         assert!(net.now < 4_000_000, "{} µs", net.now);
         match error(&net.events[1][0]).1 {
-            OperationError::DamagedResults { tensor, failures: 10..=16 } if !both_ways => assert_eq!(tensor, "w"),
+            OperationError::DamagedResults { tensor, failures: 10..=16 } if !both_ways => {
+                assert_eq!(tensor, "w")
+            }
             OperationError::DamagedOnTheWay { tensor, .. } if both_ways => assert_eq!(tensor, "w"),
             other => panic!("{other:?}"),
         }

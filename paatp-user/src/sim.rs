@@ -157,9 +157,12 @@ mod tests {
         let path = |name: &str| directory.path().join(name).to_string_lossy().into_owned();
         std::fs::write(path("two.toml"), SCENARIO).unwrap();
         let (file, json, output) = (path("two.toml"), path("two.json"), path("plots"));
-        let args = [&file, "--json", &json, "--output", &output, "--controller", "atp", "--controller", "pa-atp"];
+        let args =
+            [&file, "--json", &json, "--output", &output, "--controller", "atp", "--controller", "pa-atp"];
         let text = called(&args).unwrap();
-        assert!(text.starts_with("two ranks\nseed 5\n") && text.contains("\npa-atp ") && !text.contains("fixed"));
+        assert!(
+            text.starts_with("two ranks\nseed 5\n") && text.contains("\npa-atp ") && !text.contains("fixed")
+        );
         let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
         assert_eq!(report["scenario"], "two");
         assert!(report["controllers"]["atp"]["mean_iteration_seconds"].as_f64().unwrap() > 1e-5);

@@ -109,10 +109,11 @@ fn run(node: &mut OwnedNode, mut frame: Vec<u8>) {
         Verdict::Pass => assert!(is_unchanged && frame == original, "not ours, and not as it was"),
         Verdict::Drop => assert!(is_unchanged, "dropped, and a slot changed"),
         Verdict::Transmit => {
-            let layout = match frame::parse(&Frame::new(&mut original.clone()), original.len() as u32, &node.node) {
-                Parsed::Ours(layout, _) => layout,
-                other => panic!("answered {other:?}"),
-            };
+            let layout =
+                match frame::parse(&Frame::new(&mut original.clone()), original.len() as u32, &node.node) {
+                    Parsed::Ours(layout, _) => layout,
+                    other => panic!("answered {other:?}"),
+                };
             assert!(frame.len() <= original.len(), "an answer never is longer than its request");
             let datagram = &frame[layout.header()..];
             let answer = Answer::decode(Header::of(datagram).expect("a header")).expect("an answer");

@@ -58,8 +58,9 @@ impl TestJob {
             world: self.world,
             quorum: self.quorum,
             epoch: 5,
-            gain: -3,
-            reserved: [0; 4],
+            reserved: 0,
+            granted: 9,
+            spare: [0; 2],
         }
     }
 
@@ -83,7 +84,12 @@ impl TestJob {
     /// The entry of a rank.
     #[must_use]
     pub const fn rank_entry(&self, rank: u8) -> RankEntry {
-        RankEntry { address: self.address(rank), key: self.key(rank), reserved: 0 }
+        RankEntry {
+            address: self.address(rank),
+            key: self.key(rank),
+            gain: -3 + rank as i8,
+            reserved: [0; 7],
+        }
     }
 
     /// A frame's surroundings, from a rank to the node.

@@ -49,7 +49,14 @@ pub struct Tuning {
 
 impl Default for Tuning {
     fn default() -> Self {
-        Tuning { kappa: 2.0, lambda: 0.5, alpha_share: 1.0 / 16.0, near: 0.75, near_congested: 0.125, pace: 7.0 / 8.0 }
+        Tuning {
+            kappa: 2.0,
+            lambda: 0.5,
+            alpha_share: 1.0 / 16.0,
+            near: 0.75,
+            near_congested: 0.125,
+            pace: 7.0 / 8.0,
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use paatp_common::limits::MAX_RANKS;
+use paatp_common::progress::RankRecord;
 
 use super::epoch::{average, ratio};
 
@@ -55,6 +56,36 @@ pub struct JobCounts<'a> {
     pub window: u16,
     /// The ranks that count, at most [`MAX_RANKS`], in order.
     pub ranks: &'a [RankCounts],
+}
+
+/// Turns what the tables count for ever into what happened since the last tick.
+#[derive(Clone, Debug, Default)]
+pub struct Meter {
+    last: BTreeMap<(u16, u32), Vec<RankRecord>>,
+}
+
+impl Meter {
+    /// What the ranks of a job did since this was asked last; at first, since their generation began.
+    pub fn read(&mut self, job: u16, generation: u32, ranks: &[RankRecord]) -> Vec<RankCounts> {
+        self.last.retain(|(number, incarnation), _| *number != job || *incarnation == generation);
+        let last = self.last.entry((job, generation)).or_default();
+        last.resize(ranks.len(), RankRecord::default());
+        let since = |(last, now): (&mut RankRecord, &RankRecord)| {
+            let before = core::mem::replace(last, *now);
+            RankCounts {
+                progress: now.contributed.0,
+                contributions: now.contributed.since(before.contributed),
+                marks: now.marks.wrapping_sub(before.marks),
+                busy: now.busy.wrapping_sub(before.busy),
+            }
+        };
+        last.iter_mut().zip(ranks).map(since).collect()
+    }
+
+    /// Forgets a job that is gone.
+    pub fn forget(&mut self, job: u16) {
+        self.last.retain(|(number, _), _| *number != job);
+    }
 }
 
 /// What one job's answers are to be stamped with.

@@ -96,8 +96,11 @@ impl Aggregator {
         };
         let mut ranks = vec![RankEntry::zeroed(); MAX_JOBS * MAX_RANKS];
         for rank in 0..shape.world {
-            ranks[usize::from(rank)] =
-                RankEntry { address: mapped([10, 0, 0, rank]), key: rank_key(NONCE, rank), reserved: 0 };
+            ranks[usize::from(rank)] = RankEntry {
+                address: mapped([10, 0, 0, rank]),
+                key: rank_key(NONCE, rank),
+                ..RankEntry::default()
+            };
         }
         Aggregator {
             jobs,

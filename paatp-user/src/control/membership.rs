@@ -364,7 +364,7 @@ impl Job {
         let ranks = waiting.iter().map(|(rank, waiter)| RankEntry {
             address: table_address(waiter.address),
             key: rank_key(entropy.nonce, *rank),
-            reserved: 0,
+            ..RankEntry::default()
         });
         let formation = Formation {
             name: self.name.clone(),

@@ -6,7 +6,7 @@ use aya::{Ebpf, EbpfError, EbpfLoader};
 use paatp_common::counter::Counters;
 use paatp_common::job::{JobEntry, Node, RankEntry};
 use paatp_common::limits::MAX_RANKS;
-use paatp_common::progress::Progress;
+use paatp_common::progress::{Progress, RankRecord};
 use paatp_common::seq::Seq;
 use paatp_common::slot::Slot;
 use tracing::{info, warn};
@@ -342,8 +342,8 @@ fn snapshot(words: [u64; PROGRESS_WORDS], entry: &JobEntry) -> ProgressSnapshot 
     let progress: Progress = unsafe { std::mem::transmute(words) };
     let generation = entry.generation;
     let rank = |rank: usize| {
-        let (acknowledged, contributed) = progress.reached(generation, rank);
-        RankProgress { acknowledged: acknowledged.0, contributed: contributed.0 }
+        let RankRecord { acked, contributed, .. } = progress.reached(generation, rank);
+        RankProgress { acknowledged: acked.0, contributed: contributed.0 }
     };
     let ranks: Vec<RankProgress> = (0..usize::from(entry.world)).map(rank).collect();
     let expected = ranks.iter().zip(0..).filter(|(_, rank)| entry.expected >> rank & 1 == 1);
