@@ -7,7 +7,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use paatp_common::limits::{MAX_PORTS, MAX_RANKS};
 use paatp_transport::Reduction;
 
-use crate::config::{DEFAULT_LANES, DEFAULT_SLOTS, DEFAULT_WINDOW, JobConfig};
+use crate::config::{
+    Access, ConfigError, DEFAULT_LANES, DEFAULT_SLOTS, DEFAULT_WINDOW, FailurePolicy, JobConfig, parse_size,
+};
 use crate::control::DEFAULT_PORT;
 use crate::duration;
 use crate::sim::{self, Sim};
@@ -25,8 +27,8 @@ Exit status: 0 all went well, 1 it failed (standard error says why and what to d
 
 /// After the options of `paatp run`.
 const AFTER_RUN: &str = "\
-Says `ready: …` on standard output once workers may join. Needs at least one job, by --job or --config, and root or \
-the capabilities CAP_BPF and CAP_NET_ADMIN.
+Says `ready: …` on standard output once workers may join. Needs root or the capabilities CAP_BPF and CAP_NET_ADMIN. \
+Jobs come from --job and --config, or later from `paatp job create`.
 
 Example:
   paatp run --iface eth0 --job train --world 4
@@ -41,6 +43,9 @@ Several jobs, in a file for --config:
   world = 2
   window = 32
 
+  [node]
+  memory = \"256MiB\"
+
 Exit status: 0 ended by a signal, 1 it failed (standard error says why and what to do), 2 it was called wrongly.";
 
 /// After the options of `paatp allreduce`.
@@ -54,12 +59,23 @@ Example, the first of four ranks:
 
 Exit status: 0 the result is written, 1 it failed (standard error says why and what to do), 2 it was called wrongly.";
 
+/// After the options of `paatp job`.
+const AFTER_JOB: &str = "\
+Run it on the aggregator's machine, as a user who may read the token file, or name both with --control and --token-file.
+
+Example:
+  paatp job create train --world 4 --key-file train.key
+  paatp job show train
+  paatp job delete train
+
+Exit status: 0 done, 1 it failed (standard error says why and what to do), 2 it was called wrongly.";
+
 /// Sums tensors of many hosts; the additions happen on the aggregator, in the Linux kernel's XDP hook.
 #[derive(Debug, Parser)]
 #[command(name = "paatp", version, max_term_width = 110, after_help = AFTER_HELP)]
 pub struct Cli {
     /// What to log on standard error: `error`, `warn`, `info`, `debug`, or by module as in `paatp_user=debug`
-    /// [default: info for `run`, warn for `allreduce`].
+    /// [default: info for `run`, warn for the others].
     #[arg(
         long,
         global = true,
@@ -86,6 +102,20 @@ pub enum Command {
     /// Simulator: race the rate controllers through a network in virtual time.
     #[command(after_help = sim::AFTER_HELP)]
     Sim(Sim),
+    /// Operator: create, see, change and delete the jobs of a running aggregator.
+    #[command(after_help = AFTER_JOB)]
+    Job(Job),
+}
+
+/// How a client shows who it is, and knows whom it speaks to.
+#[derive(Clone, Debug, Default, Args)]
+pub struct Credentials {
+    /// File with the job's key or the aggregator's token. Never give a token itself on a command line.
+    #[arg(long, value_name = "FILE", env = "PAATP_TOKEN_FILE", hide_env_values = true)]
+    pub token_file: Option<PathBuf>,
+    /// Speak TLS to the aggregator, whose certificate must be signed by one in this PEM file.
+    #[arg(long, value_name = "FILE.pem", env = "PAATP_TLS_CA", hide_env_values = true)]
+    pub tls_ca: Option<PathBuf>,
 }
 
 /// How the XDP program is attached.
@@ -138,6 +168,27 @@ pub struct Run {
     /// Write all packet counters to this file as JSON, at exit and on SIGUSR1.
     #[arg(long, value_name = "FILE")]
     pub json_counters: Option<PathBuf>,
+    /// Kernel memory for the results of all jobs together: 256MiB, 1GiB [default: 64MiB, or what the jobs need].
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub memory: Option<u64>,
+    /// File with the token that changes of jobs need; made at the first start, readable by its owner only. An empty name
+    /// stands for none: then nobody can change jobs [default: /var/lib/paatp/token].
+    #[arg(long, value_name = "FILE", env = "PAATP_TOKEN_FILE", hide_env_values = true)]
+    pub token_file: Option<PathBuf>,
+    /// Address that jobs can be managed at (`paatp job`), besides 127.0.0.1 and ::1.
+    #[arg(long, value_name = "ADDR[:PORT]", env = "PAATP_CONTROL", hide_env_values = true)]
+    pub control: Option<String>,
+    /// Speak TLS on the control port with this certificate chain; workers then need --tls-ca.
+    #[arg(long, value_name = "FILE.pem")]
+    pub tls_certificate: Option<PathBuf>,
+    /// The certificate's private key.
+    #[arg(long, value_name = "FILE.pem")]
+    pub tls_key: Option<PathBuf>,
+}
+
+/// A size for clap.
+fn size(text: &str) -> Result<u64, ConfigError> {
+    parse_size(text)
 }
 
 impl Run {
@@ -145,12 +196,11 @@ impl Run {
     #[must_use]
     pub fn job(&self) -> Option<JobConfig> {
         Some(JobConfig {
-            name: self.job.clone()?,
-            world: self.world?,
             lanes: self.lanes,
             slots: self.slots,
             window: self.window,
             quorum: self.quorum,
+            ..JobConfig::new(self.job.as_deref()?, self.world?)
         })
     }
 }
@@ -223,6 +273,165 @@ pub struct Allreduce {
     /// Write times, throughput and what was lost and repaired to this file, as JSON.
     #[arg(long, value_name = "FILE.json")]
     pub report: Option<PathBuf>,
+    /// Who it is.
+    #[command(flatten)]
+    pub credentials: Credentials,
+}
+
+/// `paatp job`
+#[derive(Debug, Args)]
+pub struct Job {
+    /// What to do.
+    #[command(subcommand)]
+    pub action: JobAction,
+    /// Address of the aggregator's control server.
+    #[arg(
+        long,
+        global = true,
+        value_name = "ADDR[:PORT]",
+        env = "PAATP_CONTROL",
+        hide_env_values = true,
+        default_value = "127.0.0.1"
+    )]
+    pub control: String,
+    /// Print JSON, with a `schema_version`.
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// Who it is.
+    #[command(flatten)]
+    pub credentials: Credentials,
+}
+
+/// What `paatp job` does.
+#[derive(Debug, Subcommand)]
+pub enum JobAction {
+    /// Create a job.
+    Create(JobCreate),
+    /// List all jobs.
+    List,
+    /// Show one job with its ranks.
+    Show {
+        /// Name of the job.
+        name: String,
+    },
+    /// Change how the ranks wait for one another; between two runs of the job only.
+    Sync(JobSync),
+    /// Delete a job; workers that take part are told that it is over.
+    Delete {
+        /// Name of the job.
+        name: String,
+    },
+    /// Show the aggregator: its memory, its jobs.
+    Node,
+    /// Let the aggregator take no new jobs and ranks; what runs goes on.
+    Drain {
+        /// Take new ones again.
+        #[arg(long)]
+        resume: bool,
+    },
+}
+
+/// `paatp job create`
+#[derive(Debug, Args)]
+pub struct JobCreate {
+    /// Name of the job: `a-z 0-9 . _ -`. Workers give the same name.
+    pub name: String,
+    /// Number of ranks (workers).
+    #[arg(long, value_name = "N")]
+    pub world: u32,
+    /// Most values in a packet, a multiple of 32: 352 fill an MTU of 1500 over IPv4; more need jumbo frames.
+    #[arg(long, default_value_t = u32::from(DEFAULT_LANES))]
+    pub lanes: u32,
+    /// Packets that the aggregator keeps results of: a power of two, at least twice --window.
+    #[arg(long, default_value_t = DEFAULT_SLOTS)]
+    pub slots: u32,
+    /// Packets that each rank may have under way at once.
+    #[arg(long, default_value_t = u32::from(DEFAULT_WINDOW))]
+    pub window: u32,
+    /// Ranks that are enough to complete a packet's sum. Workers of this version need all of them [default: --world].
+    #[arg(long, value_name = "N")]
+    pub quorum: Option<u32>,
+    /// Who may join.
+    #[arg(long, value_enum, default_value = "token", value_name = "WHO")]
+    pub access: AccessName,
+    /// Write the job's key to this new file, which only its owner can read: what workers give as --token-file.
+    #[arg(long, value_name = "FILE")]
+    pub key_file: Option<PathBuf>,
+    /// Do something about ranks that hold the others up for this long, at least 1s [default: leave it to the workers].
+    #[arg(long, value_parser = duration::parse, value_name = "DURATION")]
+    pub timeout: Option<Duration>,
+    /// What to do about them.
+    #[arg(long, value_enum, default_value = "abort", value_name = "WHAT")]
+    pub on_failure: PolicyName,
+}
+
+/// `paatp job sync`
+#[derive(Debug, Args)]
+pub struct JobSync {
+    /// Name of the job.
+    pub name: String,
+    /// How the ranks wait for one another. This version has bsp and quorum.
+    #[arg(value_enum)]
+    pub mode: SyncMode,
+    /// For quorum: ranks that are enough.
+    #[arg(long, value_name = "N", required_if_eq("mode", "quorum"))]
+    pub quorum: Option<u32>,
+    /// For ssp: operations that ranks may be apart.
+    #[arg(long, value_name = "N", required_if_eq("mode", "ssp"))]
+    pub staleness: Option<u32>,
+}
+
+/// Modes of synchronisation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SyncMode {
+    /// Every sum needs all ranks.
+    Bsp,
+    /// Some ranks are enough.
+    Quorum,
+    /// Ranks may be some operations apart.
+    Ssp,
+    /// Nobody waits.
+    Asp,
+}
+
+/// Who may join a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum AccessName {
+    /// Whoever reaches the control port.
+    Open,
+    /// Whoever has the job's key or the aggregator's token.
+    Token,
+}
+
+impl AccessName {
+    /// As the configuration calls it.
+    #[must_use]
+    pub const fn access(self) -> Access {
+        match self {
+            AccessName::Open => Access::Open,
+            AccessName::Token => Access::Token,
+        }
+    }
+}
+
+/// What is done about ranks that hold others up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PolicyName {
+    /// End the run for all ranks.
+    Abort,
+    /// Go on without them.
+    Shrink,
+}
+
+impl PolicyName {
+    /// As the configuration calls it.
+    #[must_use]
+    pub const fn policy(self) -> FailurePolicy {
+        match self {
+            PolicyName::Abort => FailurePolicy::Abort,
+            PolicyName::Shrink => FailurePolicy::Shrink,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -244,7 +453,7 @@ mod tests {
     fn help_is_for_newcomers() {
         let mut command = Cli::command();
         command.build();
-        for name in ["run", "allreduce", "sim"] {
+        for name in ["run", "allreduce", "job", "sim"] {
             let subcommand = command.find_subcommand_mut(name).unwrap_or_else(|| panic!("no {name}"));
             for argument in subcommand.get_arguments() {
                 assert!(argument.get_help().is_some(), "{name} {}", argument.get_id());
@@ -294,6 +503,24 @@ mod tests {
         assert_eq!(timeout(line), Some((Duration::from_secs(30), ReductionName::Sum)));
         let ms = format!("{line} --timeout 500ms --reduction mean");
         assert_eq!(timeout(&ms), Some((Duration::from_millis(500), ReductionName::Mean)));
+    }
+
+    #[test]
+    fn jobs_are_managed() {
+        let action = |line: &str| match parse(line) {
+            Ok(Cli { command: Command::Job(job), .. }) => Some((job.action, job.control, job.json)),
+            _ => None,
+        };
+        let create =
+            action("paatp job create a --world 2 --access open --timeout 5s --on-failure shrink --json");
+        let Some((JobAction::Create(create), control, true)) = create else { panic!("refused") };
+        assert_eq!((create.name.as_str(), create.world, control.as_str()), ("a", 2, "127.0.0.1"));
+        assert_eq!((create.access, create.on_failure), (AccessName::Open, PolicyName::Shrink));
+        assert!(
+            matches!(action("paatp job list --control 10.0.0.1"), Some((JobAction::List, c, false)) if c == "10.0.0.1")
+        );
+        assert!(matches!(action("paatp job sync a quorum --quorum 2"), Some((JobAction::Sync(_), ..))));
+        assert!(action("paatp job sync a quorum").is_none());
     }
 
     #[test]

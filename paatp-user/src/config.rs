@@ -1,4 +1,5 @@
-//! What jobs an aggregator serves: from a TOML file, the command line or both, checked before anything is loaded.
+//! What an aggregator serves: its jobs and its node, from a TOML file, the command line or both, checked before anything
+//! is loaded. A job that comes over the control API has the same shape and passes the same checks.
 
 use std::path::{Path, PathBuf};
 
@@ -6,8 +7,9 @@ use paatp_common::limits::{
     BLOCK_BYTES, LANES_PER_BLOCK, MAX_JOBS, MAX_RANKS, MAX_RING_SLOTS, STANDARD_BLOCKS, WIDE_BLOCKS,
 };
 use paatp_common::slot::Slot;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use utoipa::ToSchema;
 
 /// Lanes of a chunk unless told otherwise: the most that fit an MTU of 1500 bytes over IPv4.
 pub const DEFAULT_LANES: u16 = (STANDARD_BLOCKS * LANES_PER_BLOCK) as u16;
@@ -19,28 +21,114 @@ pub const DEFAULT_WINDOW: u16 = 64;
 pub const MAX_NAME_BYTES: usize = 64;
 /// Most slots' memory of one node, in bytes: 8 GiB. More is a typing error on today's machines.
 pub const MAX_SLOT_MEMORY: u64 = 8 << 30;
+/// Slots' memory of a node unless told otherwise, in bytes: 64 MiB are 45,590 standard slots, 178 rings of the default
+/// length.
+pub const DEFAULT_MEMORY: u64 = 64 << 20;
+/// Longest silence that a job may allow its ranks, in seconds: a day. More is a typing error.
+pub const MAX_TIMEOUT_SECONDS: f64 = 86_400.0;
+/// Shortest such silence, in seconds: progress is looked at four times a second, and a retransmission may take as long.
+pub const MIN_TIMEOUT_SECONDS: f64 = 1.0;
 /// Largest configuration file, in bytes: 64 jobs need a few KiB.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// One job, as asked for.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+/// Who may join a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Access {
+    /// Whoever reaches the control port.
+    Open,
+    /// Whoever shows the job's key or the node's token.
+    Token,
+}
+
+/// What happens when a rank holds the others up for longer than the job's timeout.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum FailurePolicy {
+    /// The generation ends for all ranks.
+    #[default]
+    Abort,
+    /// The others go on without it.
+    Shrink,
+}
+
+/// Where a job's slots come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum MemoryKind {
+    /// A ring of its own.
+    #[default]
+    Reserved,
+    /// One pool for all jobs. Not in this version.
+    Shared,
+}
+
+/// One job, as asked for: a `[[job]]` table of the configuration file, or the body of `POST /v1/jobs`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct JobConfig {
     /// Its name, `[a-z0-9._-]{1,64}`.
+    #[schema(pattern = "^[a-z0-9._-]{1,64}$")]
     pub name: String,
     /// Number of ranks.
+    #[schema(minimum = 1, maximum = 64)]
     pub world: u32,
-    /// Most lanes of a chunk.
+    /// Most lanes of a chunk, a multiple of 32.
     #[serde(default = "default_lanes")]
+    #[schema(minimum = 32, maximum = 832, multiple_of = 32)]
     pub lanes: u32,
-    /// Slots of the ring, a power of two.
+    /// Slots of the ring, a power of two, at least twice the window.
     #[serde(default = "default_slots")]
+    #[schema(minimum = 2, maximum = 1048576)]
     pub slots: u32,
     /// Window in chunks.
     #[serde(default = "default_window")]
+    #[schema(minimum = 1, maximum = 65535)]
     pub window: u32,
     /// Contributions that complete a chunk; all ranks' if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 64)]
     pub quorum: Option<u32>,
+    /// Who may join. Unless told otherwise `open` for jobs of the command line and of files, `token` for those of the API.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub access: Option<Access>,
+    /// Longest time that a rank may hold the others up, in seconds; for ever if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 86400)]
+    pub timeout_seconds: Option<f64>,
+    /// What happens then.
+    #[serde(default)]
+    pub on_failure: FailurePolicy,
+    /// Where its slots come from.
+    #[serde(default)]
+    pub memory: MemoryKind,
+}
+
+impl JobConfig {
+    /// A job with the defaults.
+    #[must_use]
+    pub fn new(name: &str, world: u32) -> JobConfig {
+        JobConfig {
+            name: name.into(),
+            world,
+            lanes: default_lanes(),
+            slots: default_slots(),
+            window: default_window(),
+            quorum: None,
+            access: None,
+            timeout_seconds: None,
+            on_failure: FailurePolicy::Abort,
+            memory: MemoryKind::Reserved,
+        }
+    }
+
+    /// Checks the values one by one.
+    ///
+    /// # Errors
+    /// The first that is not allowed.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        check(self)
+    }
 }
 
 const fn default_lanes() -> u32 {
@@ -53,11 +141,35 @@ const fn default_window() -> u32 {
     DEFAULT_WINDOW as u32
 }
 
-#[derive(Debug, Deserialize)]
+/// The `[node]` table of a file. Options of the command line go before it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+pub struct NodeConfig {
+    /// Memory of all slots: bytes, or with a unit as in `64MiB`.
+    #[serde(default, deserialize_with = "size::deserialize")]
+    pub memory: Option<u64>,
+    /// Longest chunk that jobs may ask for, in lanes.
+    pub lanes: Option<u32>,
+    /// File with the token for changes.
+    pub token_file: Option<PathBuf>,
+    /// Address to manage jobs at, besides loopback.
+    pub control: Option<String>,
+    /// File with the control server's certificate chain.
+    pub tls_certificate: Option<PathBuf>,
+    /// File with its key.
+    pub tls_key: Option<PathBuf>,
+}
+
+/// A configuration file.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct File {
+    /// The node.
     #[serde(default)]
-    job: Vec<JobConfig>,
+    pub node: NodeConfig,
+    /// Its jobs.
+    #[serde(default, rename = "job")]
+    pub jobs: Vec<JobConfig>,
 }
 
 /// Which of the object's programs and slot tables serves the jobs.
@@ -125,14 +237,33 @@ pub enum ConfigError {
     /// Two jobs have one name.
     #[error("job `{0}` is defined twice; give each job a name of its own")]
     Twice(String),
-    /// No job at all.
-    #[error("no job to serve; add --job NAME --world N, or --config FILE.toml with a [[job]] table")]
+    /// No job, and no memory for any.
+    #[error("no job to serve and no memory for any; add --job NAME --world N, or memory (--memory 64MiB)")]
     NoJob,
     /// More jobs than the tables hold.
     #[error(
         "{0} jobs, and one aggregator serves at most {MAX_JOBS}; run another on another interface or port"
     )]
     TooManyJobs(usize),
+    /// The node's longest chunk.
+    #[error("[node] lanes = {0} is not allowed; up to {most} are", most = SlotSize::Wide.lanes())]
+    NodeLanes(u32),
+    /// The jobs do not fit the memory that was allowed.
+    #[error(
+        "the jobs' {slots} slots of {slot_bytes} bytes need {} bytes, but the node may use {memory}; lower `slots` or raise the memory (--memory)",
+        .slots * *slot_bytes as u64
+    )]
+    Budget {
+        /// Slots of all jobs.
+        slots: u64,
+        /// Bytes of one.
+        slot_bytes: usize,
+        /// What is allowed, in bytes.
+        memory: u64,
+    },
+    /// A memory size cannot be read.
+    #[error("`{0}` is no size; write for example 64MiB, 1GiB or a number of bytes")]
+    Size(String),
     /// All slots together need too much memory.
     #[error(
         "the jobs' {slots} slots of {slot_bytes} bytes need {mib} MiB, and at most {} MiB are allowed; lower `slots`",
@@ -148,22 +279,33 @@ pub enum ConfigError {
     },
 }
 
-/// Jobs that passed every check, in the order of their numbers.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Jobs that passed every check, in the order of their numbers, and the table that holds their slots.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Jobs {
     list: Vec<JobConfig>,
     size: SlotSize,
+    slots: u64,
 }
 
 impl Jobs {
-    /// Checks jobs one by one and together.
+    /// Checks jobs one by one and together; the table has as many slots as they need.
     ///
     /// # Errors
     /// The first value that is not allowed.
     pub fn new(list: Vec<JobConfig>) -> Result<Jobs, ConfigError> {
-        if list.is_empty() {
-            return Err(ConfigError::NoJob);
-        }
+        Jobs::with_memory(list, Some(0), None)
+    }
+
+    /// The same with `memory` bytes of slots, so that jobs can be added later, of up to `lanes` lanes. Without `memory`
+    /// there are [`DEFAULT_MEMORY`], or what the jobs need if that is more.
+    ///
+    /// # Errors
+    /// The first value that is not allowed.
+    pub fn with_memory(
+        list: Vec<JobConfig>,
+        memory: Option<u64>,
+        lanes: Option<u32>,
+    ) -> Result<Jobs, ConfigError> {
         if list.len() > MAX_JOBS {
             return Err(ConfigError::TooManyJobs(list.len()));
         }
@@ -173,14 +315,27 @@ impl Jobs {
                 return Err(ConfigError::Twice(job.name.clone()));
             }
         }
-        let wide = list.iter().any(|job| job.lanes > SlotSize::Standard.lanes());
-        let jobs = Jobs { list, size: if wide { SlotSize::Wide } else { SlotSize::Standard } };
+        if let Some(lanes) = lanes.filter(|lanes| *lanes == 0 || *lanes > SlotSize::Wide.lanes()) {
+            return Err(ConfigError::NodeLanes(lanes));
+        }
+        let longest = list.iter().map(|job| job.lanes).chain(lanes).max().unwrap_or(0);
+        let size = if longest > SlotSize::Standard.lanes() { SlotSize::Wide } else { SlotSize::Standard };
+        let needed: u64 = list.iter().map(|job| u64::from(job.slots)).sum();
+        let bytes = memory.unwrap_or(DEFAULT_MEMORY);
+        let slots = needed.max(bytes / size.bytes() as u64);
+        if memory.is_some_and(|memory| memory > 0 && needed * size.bytes() as u64 > memory) {
+            return Err(ConfigError::Budget { slots: needed, slot_bytes: size.bytes(), memory: bytes });
+        }
+        let jobs = Jobs { list, size, slots };
         if jobs.slot_memory() > MAX_SLOT_MEMORY {
             return Err(ConfigError::Memory {
-                slots: jobs.slots(),
-                slot_bytes: jobs.size.bytes(),
+                slots,
+                slot_bytes: size.bytes(),
                 mib: jobs.slot_memory() >> 20,
             });
+        }
+        if slots == 0 {
+            return Err(ConfigError::NoJob);
         }
         Ok(jobs)
     }
@@ -197,16 +352,16 @@ impl Jobs {
         self.size
     }
 
-    /// Slots of all jobs.
+    /// Slots of the table: those of all jobs, and free ones.
     #[must_use]
-    pub fn slots(&self) -> u64 {
-        self.list.iter().map(|job| u64::from(job.slots)).sum()
+    pub const fn slots(&self) -> u64 {
+        self.slots
     }
 
     /// Bytes of all slots in the kernel.
     #[must_use]
-    pub fn slot_memory(&self) -> u64 {
-        self.slots() * self.size.bytes() as u64
+    pub const fn slot_memory(&self) -> u64 {
+        self.slots * self.size.bytes() as u64
     }
 
     /// Most lanes of any job's chunks.
@@ -216,11 +371,44 @@ impl Jobs {
     }
 }
 
-/// Reads the jobs of a file.
+/// Reads a size: bytes, or a number with one of the units KiB, MiB, GiB.
+///
+/// # Errors
+/// If it is none.
+pub fn parse_size(text: &str) -> Result<u64, ConfigError> {
+    const UNITS: [(&str, u64); 3] = [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30)];
+    let (number, unit) = UNITS
+        .iter()
+        .find_map(|(name, unit)| text.strip_suffix(name).map(|number| (number.trim_end(), *unit)))
+        .unwrap_or((text, 1));
+    let bytes = number.parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
+    bytes.ok_or_else(|| ConfigError::Size(text.into()))
+}
+
+/// Sizes in files: a number or a text.
+mod size {
+    use serde::{Deserialize, Deserializer, de::Error};
+
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Size {
+        Bytes(u64),
+        Text(String),
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+        match Size::deserialize(deserializer)? {
+            Size::Bytes(bytes) => Ok(Some(bytes)),
+            Size::Text(text) => super::parse_size(&text).map(Some).map_err(D::Error::custom),
+        }
+    }
+}
+
+/// Reads a configuration file.
 ///
 /// # Errors
 /// If it cannot be read or is not of the right shape; values are checked by [`Jobs::new`].
-pub fn read(path: &Path) -> Result<Vec<JobConfig>, ConfigError> {
+pub fn read(path: &Path) -> Result<File, ConfigError> {
     let unreadable = |source| ConfigError::Read { path: path.into(), source };
     let length = std::fs::metadata(path).map_err(unreadable)?.len();
     if length > MAX_FILE_BYTES {
@@ -232,8 +420,8 @@ pub fn read(path: &Path) -> Result<Vec<JobConfig>, ConfigError> {
     parse(path, &std::fs::read_to_string(path).map_err(unreadable)?)
 }
 
-fn parse(path: &Path, text: &str) -> Result<Vec<JobConfig>, ConfigError> {
-    toml::from_str::<File>(text).map(|file| file.job).map_err(|error| {
+fn parse(path: &Path, text: &str) -> Result<File, ConfigError> {
+    toml::from_str::<File>(text).map_err(|error| {
         let mut message = error.to_string().trim_end().to_owned();
         if let Some(hint) = nearest_key(&message) {
             message.push_str(&format!("\ndid you mean `{hint}`?"));
@@ -243,7 +431,24 @@ fn parse(path: &Path, text: &str) -> Result<Vec<JobConfig>, ConfigError> {
 }
 
 /// Keys of the file, for hints.
-const KEYS: [&str; 7] = ["job", "name", "world", "lanes", "slots", "window", "quorum"];
+const KEYS: [&str; 16] = [
+    "job",
+    "node",
+    "name",
+    "world",
+    "lanes",
+    "slots",
+    "window",
+    "quorum",
+    "access",
+    "timeout_seconds",
+    "on_failure",
+    "memory",
+    "token_file",
+    "control",
+    "tls_certificate",
+    "tls_key",
+];
 
 /// Largest number of changed letters in which a mistyped key is still recognised.
 const MAX_TYPING_ERRORS: usize = 2;
@@ -310,6 +515,13 @@ fn check(job: &JobConfig) -> Result<(), ConfigError> {
         );
         return refuse("slots", job.slots.to_string(), allowed);
     }
+    if let Some(seconds) = job.timeout_seconds
+        && !(MIN_TIMEOUT_SECONDS..=MAX_TIMEOUT_SECONDS).contains(&seconds)
+    {
+        let allowed =
+            format!("{MIN_TIMEOUT_SECONDS} to {MAX_TIMEOUT_SECONDS} seconds are; leave it out for none");
+        return refuse("timeout_seconds", seconds.to_string(), allowed);
+    }
     match job.quorum {
         Some(quorum) if quorum == 0 || quorum > job.world => refuse(
             "quorum",
@@ -332,7 +544,7 @@ mod tests {
     use super::*;
 
     fn job(name: &str) -> JobConfig {
-        JobConfig { name: name.into(), world: 4, lanes: 352, slots: 256, window: 64, quorum: None }
+        JobConfig::new(name, 4)
     }
 
     fn refusal(change: impl FnOnce(&mut JobConfig)) -> String {
@@ -346,7 +558,7 @@ mod tests {
 
     #[test]
     fn each_value_is_checked_and_named() {
-        let cases: [(String, [&str; 3]); 11] = [
+        let cases: [(String, [&str; 3]); 13] = [
             (refusal(|job| job.name = "Train".into()), ["name", "Train", "a-z"]),
             (refusal(|job| job.name = "x".repeat(65)), ["name", "xxx", "64"]),
             (refusal(|job| job.name = String::new()), ["name", "``", "1 to 64"]),
@@ -358,6 +570,8 @@ mod tests {
             (refusal(|job| job.slots = 300), ["slots", "300", "powers of two"]),
             (refusal(|job| job.window = 0), ["window", "0", "65535"]),
             (refusal(|job| job.quorum = Some(5)), ["quorum", "5", "1 to 4"]),
+            (refusal(|job| job.timeout_seconds = Some(0.5)), ["timeout_seconds", "0.5", "1 to 86400"]),
+            (refusal(|job| job.timeout_seconds = Some(f64::NAN)), ["timeout_seconds", "NaN", "1 to 86400"]),
         ];
         for (message, parts) in cases {
             assert!(parts.iter().all(|part| message.contains(part)), "{message}");
@@ -386,19 +600,55 @@ mod tests {
     fn files_have_defaults_and_no_unknown_keys() {
         let path = Path::new("jobs.toml");
         let parsed = parse(path, "[[job]]\nname = \"train\"\nworld = 4\n").unwrap_or_default();
-        assert_eq!(parsed, vec![job("train")]);
+        assert_eq!(parsed.jobs, vec![job("train")]);
         let error = parse(path, "[[job]]\nname = \"train\"\nworlds = 4\n").map_err(|e| e.to_string());
         let message = error.err().unwrap_or_default();
         assert!(message.contains("worlds") && message.contains("did you mean `world`?"), "{message}");
         assert!(message.contains("line 3"), "{message}");
         assert!(parse(path, "[[job]]\nname = \"a\"\nworld = -1\n").is_err());
-        assert!(parse(path, "").is_ok_and(|jobs| jobs.is_empty()));
+        assert!(parse(path, "").is_ok_and(|file| file == File::default()));
+        let node = "[node]\nmemory = \"2MiB\"\nlanes = 832\ntoken_file = \"/x\"\n";
+        let node = parse(path, node).unwrap_or_default().node;
+        assert_eq!((node.memory, node.lanes, node.token_file), (Some(2 << 20), Some(832), Some("/x".into())));
+        let more = "[[job]]\nname = \"a\"\nworld = 2\naccess = \"token\"\ntimeout_seconds = 5\non_failure = \"shrink\"\n";
+        let more = parse(path, more).unwrap_or_default().jobs;
+        let expected = JobConfig {
+            access: Some(Access::Token),
+            timeout_seconds: Some(5.0),
+            on_failure: FailurePolicy::Shrink,
+            ..JobConfig::new("a", 2)
+        };
+        assert_eq!(more, vec![expected]);
     }
 
     #[test]
     fn missing_files_are_named() {
         let error = read(Path::new("/nonexistent/x.toml")).map_err(|e| e.to_string());
         assert!(error.is_err_and(|message| message.contains("/nonexistent/x.toml")));
+    }
+
+    #[test]
+    fn the_table_holds_the_jobs_and_what_is_allowed() {
+        let with = |jobs, memory, lanes| Jobs::with_memory(jobs, memory, lanes);
+        let table = |jobs: Result<Jobs, ConfigError>| jobs.map(|jobs| (jobs.slots(), jobs.slot_size())).ok();
+        assert_eq!(table(with(vec![], None, None)), Some((DEFAULT_MEMORY / 1472, SlotSize::Standard)));
+        assert_eq!(table(with(vec![], Some(1 << 20), Some(832))), Some((309, SlotSize::Wide)));
+        // Without a limit the jobs get what they need.
+        let large = || vec![JobConfig { slots: 1 << 17, ..job("a") }];
+        assert_eq!(table(with(large(), None, None)), Some((1 << 17, SlotSize::Standard)));
+        assert!(matches!(with(large(), Some(1 << 20), None), Err(ConfigError::Budget { .. })));
+        assert!(matches!(with(vec![], Some(0), None), Err(ConfigError::NoJob)));
+        assert!(matches!(with(vec![], None, Some(833)), Err(ConfigError::NodeLanes(833))));
+        assert!(matches!(with(vec![], Some(9 << 30), None), Err(ConfigError::Memory { .. })));
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        let read = |text| parse_size(text).ok();
+        assert_eq!((read("4096"), read("3KiB"), read("2 GiB")), (Some(4096), Some(3072), Some(2 << 30)));
+        for wrong in ["", "MiB", "-1", "1.5MiB", "1MB", "99999999999GiB"] {
+            assert_eq!(read(wrong), None, "{wrong}");
+        }
     }
 
     #[test]

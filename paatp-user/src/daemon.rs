@@ -4,23 +4,30 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use paatp_common::counter::{Counters, Event, Refusal};
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio_rustls::TlsAcceptor;
 use tracing::{error, info, warn};
 
 use crate::cli::Run;
-use crate::config::{self, ConfigError, Jobs};
+use crate::config::{self, Access, ConfigError, Jobs, NodeConfig};
+use crate::control::http::{self, Scope, TlsError};
+use crate::control::listen::{ListenError, listen, parse_address};
 use crate::control::membership::Membership;
 use crate::control::protocol::CounterReport;
-use crate::control::server::{self, Control, ListenError};
-use crate::engine::{Aggregator, EngineError, Options};
+use crate::control::server::Control;
+use crate::control::token::{self, DEFAULT_TOKEN_FILE, Secret, TokenError};
+use crate::engine::{Aggregator, EngineError, Interface, Options, fitting_lanes, ip_and_udp_bytes};
 
 /// Time between two looks at the interface.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Time between two looks at how far the jobs are.
+const TICK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Exit status after the second signal: 128 and the signal's number, as shells have it.
 const SIGNAL_STATUS: i32 = 128;
@@ -45,6 +52,17 @@ pub enum DaemonError {
     /// The control server.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// The node's token.
+    #[error(transparent)]
+    Token(#[from] TokenError),
+    /// A job wants a token, and there is none.
+    #[error(
+        "job `{0}` is open to tokens only (access = \"token\"), and this aggregator has none; give it one with --token-file"
+    )]
+    NoToken(String),
+    /// Certificate or key.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// The operating system.
     #[error("cannot {what}; see the limits of this service (open files, memory)")]
     System {
@@ -65,30 +83,88 @@ pub enum DaemonError {
     },
 }
 
-/// Reads the jobs of file and command line.
+/// What file and command line ask for.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The jobs and their slots.
+    pub jobs: Jobs,
+    /// The node, with the options of the command line in place of the file's.
+    pub node: NodeConfig,
+}
+
+/// Reads file and command line.
 ///
 /// # Errors
 /// If they are not right.
-pub fn jobs(args: &Run) -> Result<Jobs, DaemonError> {
-    let mut list = match &args.config {
+pub fn plan(args: &Run) -> Result<Plan, DaemonError> {
+    let file = match &args.config {
         Some(path) => config::read(path)?,
-        None => Vec::new(),
+        None => config::File::default(),
     };
+    let node = NodeConfig {
+        memory: args.memory.or(file.node.memory),
+        lanes: file.node.lanes,
+        token_file: args.token_file.clone().or(file.node.token_file),
+        control: args.control.clone().or(file.node.control),
+        tls_certificate: args.tls_certificate.clone().or(file.node.tls_certificate),
+        tls_key: args.tls_key.clone().or(file.node.tls_key),
+    };
+    let mut list = file.jobs;
     list.extend(args.job());
     if u32::from(args.port) + u32::from(args.ports) - 1 > u32::from(u16::MAX) {
         return Err(DaemonError::Ports { port: args.port, ports: args.ports });
     }
-    Ok(Jobs::new(list)?)
+    if let Some(control) = &node.control {
+        parse_address(control, args.port)?;
+    }
+    let jobs = Jobs::with_memory(list, node.memory, node.lanes)?;
+    Ok(Plan { jobs, node })
+}
+
+/// The node's token. An empty path is none. The default place need not be writable: then nobody can change jobs.
+fn token(plan: &Plan) -> Result<Option<Secret>, DaemonError> {
+    let token = match &plan.node.token_file {
+        Some(path) if path.as_os_str().is_empty() => None,
+        Some(path) => Some(token::read_or_make(path)?),
+        None => match token::read_or_make(Path::new(DEFAULT_TOKEN_FILE)) {
+            Ok(token) => Some(token),
+            Err(error @ TokenError::Exposed { .. }) => return Err(error.into()),
+            Err(error) => {
+                warn!("jobs cannot be changed while this runs: {error}");
+                None
+            }
+        },
+    };
+    let closed = plan.jobs.list().iter().find(|job| job.access == Some(Access::Token));
+    match (&token, closed) {
+        (None, Some(job)) => Err(DaemonError::NoToken(job.name.clone())),
+        _ => Ok(token),
+    }
+}
+
+fn tls(node: &NodeConfig) -> Result<Option<TlsAcceptor>, DaemonError> {
+    match (&node.tls_certificate, &node.tls_key) {
+        (Some(certificate), Some(key)) => Ok(Some(http::tls(certificate, key)?)),
+        (None, None) => Ok(None),
+        _ => Err(TlsError::Half.into()),
+    }
+}
+
+/// Most lanes of a chunk whose packet fits the MTU: to any of the addresses, and to those of IPv6.
+fn mtu_lanes(interface: &Interface) -> (Option<u32>, Option<u32>) {
+    let fitting = |address: &std::net::IpAddr| fitting_lanes(ip_and_udp_bytes(*address), interface.mtu);
+    let addresses = || interface.served().iter();
+    (addresses().map(fitting).max(), addresses().filter(|address| address.is_ipv6()).map(fitting).max())
 }
 
 /// Serves until a signal or until the interface is gone.
 ///
 /// # Errors
 /// What failed, why and what to do.
-pub fn run(args: &Run, jobs: &Jobs, object: &[u8]) -> Result<(), DaemonError> {
+pub fn run(args: &Run, plan: &Plan, object: &[u8]) -> Result<(), DaemonError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|source| DaemonError::System { what: "start the event loop", source })?;
-    runtime.block_on(serve(args, jobs, object))
+    runtime.block_on(serve(args, plan, object))
 }
 
 type Engine = Arc<Mutex<Aggregator>>;
@@ -97,7 +173,10 @@ fn lock(engine: &Engine) -> MutexGuard<'_, Aggregator> {
     engine.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-async fn serve(args: &Run, jobs: &Jobs, object: &[u8]) -> Result<(), DaemonError> {
+async fn serve(args: &Run, plan: &Plan, object: &[u8]) -> Result<(), DaemonError> {
+    let jobs = &plan.jobs;
+    let (token, tls) = (token(plan)?, tls(&plan.node)?);
+    let extra = plan.node.control.as_deref().map(|text| parse_address(text, args.port)).transpose()?;
     // Signals first: one that comes during the start must not leave a program behind.
     let mut signals = Signals::new()?;
     let options = Options {
@@ -108,15 +187,14 @@ async fn serve(args: &Run, jobs: &Jobs, object: &[u8]) -> Result<(), DaemonError
     };
     let engine: Engine = Arc::new(Mutex::new(Aggregator::start(object, &options, jobs)?));
     let interface = lock(&engine).interface().clone();
-    let listeners = server::listen(&interface, args.port).await?;
+    let listeners = listen(&interface, args.port, extra).await?;
     tell_ready(args, jobs, &lock(&engine), &listeners);
-    let ipv6_lanes = interface.check_mtu(jobs.largest_lanes()).map_err(EngineError::from)?;
-    let membership = Membership::new(jobs, args.port, args.ports).with_ipv6_lanes(ipv6_lanes);
-    let control = Control::new(membership, engine.clone());
+    let (over_any, over_v6) = mtu_lanes(&interface);
+    let membership = Membership::new(jobs, args.port, args.ports).with_mtu(over_any, over_v6);
+    let control = Control::new(membership, engine.clone()).with_token(token);
     let result = tokio::select! {
-        result = server::serve_all(control, listeners) => {
-            result.map_err(|source| DaemonError::System { what: "go on serving joins", source })
-        }
+        () = control.clone().serve(listeners, tls) => Ok(()),
+        () = tick(&control) => Ok(()),
         result = watch(&engine) => result,
         () = dump_on_request(args, &engine, &mut signals.dump) => Ok(()),
         name = signals.end.first() => {
@@ -130,9 +208,15 @@ async fn serve(args: &Run, jobs: &Jobs, object: &[u8]) -> Result<(), DaemonError
 }
 
 /// Prints the one line that says that everything is up.
-fn tell_ready(args: &Run, jobs: &Jobs, engine: &Aggregator, listeners: &[TcpListener]) {
-    let addresses: Vec<String> =
-        listeners.iter().filter_map(|listener| Some(listener.local_addr().ok()?.to_string())).collect();
+fn tell_ready(args: &Run, jobs: &Jobs, engine: &Aggregator, listeners: &[(TcpListener, Scope)]) {
+    let at = |listener: &TcpListener| Some(listener.local_addr().ok()?.to_string());
+    let addresses: Vec<String> = listeners.iter().filter_map(|(listener, _)| at(listener)).collect();
+    for (listener, _) in listeners.iter().filter(|(_, scope)| *scope == Scope::Management) {
+        info!(address = at(listener), "jobs can be managed");
+    }
+    if jobs.list().is_empty() {
+        info!("no job yet; create one with `paatp job create`");
+    }
     for job in jobs.list() {
         info!(
             job = job.name,
@@ -157,6 +241,16 @@ fn tell_ready(args: &Run, jobs: &Jobs, engine: &Aggregator, listeners: &[TcpList
     let mut out = std::io::stdout().lock();
     if out.write_all(line.as_bytes()).and_then(|()| out.flush()).is_err() {
         warn!("nobody reads standard output: {}", line.trim_end());
+    }
+}
+
+/// Lets time pass for the jobs.
+async fn tick(control: &Control) {
+    let mut ticks = tokio::time::interval(TICK_INTERVAL);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        control.tick(Instant::now());
     }
 }
 

@@ -1,7 +1,8 @@
 //! The library of the `paatp` program: loads and attaches the XDP engine ([`engine`]), keeps jobs and their members
-//! ([`control`]), and takes part in a job as a worker ([`worker`]).
+//! ([`control`]), manages them from elsewhere ([`client`]), and takes part in a job as a worker ([`worker`]).
 
 pub mod cli;
+pub mod client;
 pub mod config;
 pub mod control;
 pub mod daemon;

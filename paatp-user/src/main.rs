@@ -5,7 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Error};
 use clap::Parser;
-use paatp_user::cli::{Allreduce, Cli, Command, Run};
+use paatp_user::cli::{Allreduce, Cli, Command, Job, Run};
+use paatp_user::client;
 use paatp_user::daemon::{self, DaemonError};
 use paatp_user::object::OBJECT;
 use paatp_user::sim::{self, Sim};
@@ -23,13 +24,14 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let default = match cli.command {
         Command::Run(_) => RUN_FILTER,
-        Command::Allreduce(_) | Command::Sim(_) => WORKER_FILTER,
+        Command::Allreduce(_) | Command::Job(_) | Command::Sim(_) => WORKER_FILTER,
     };
     let result = start_log(cli.log.as_deref().unwrap_or(default)).map_err(Failure::usage).and_then(|()| {
         match &cli.command {
             Command::Run(args) => run(args),
             Command::Allreduce(args) => allreduce(args),
             Command::Sim(args) => simulate(args),
+            Command::Job(args) => job(args),
         }
     });
     match result {
@@ -91,8 +93,15 @@ fn tell(error: &Error) {
 }
 
 fn run(args: &Run) -> Result<(), Failure> {
-    let jobs = daemon::jobs(args).map_err(|error| Failure::usage(error.into()))?;
-    daemon::run(args, &jobs, OBJECT).map_err(|error: DaemonError| error.into())
+    let plan = daemon::plan(args).map_err(|error| Failure::usage(error.into()))?;
+    daemon::run(args, &plan, OBJECT).map_err(|error: DaemonError| error.into())
+}
+
+fn job(args: &Job) -> Result<(), Failure> {
+    let text = client::job::run(args)?;
+    // Whoever closed standard output does not want it.
+    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+    Ok(())
 }
 
 fn simulate(args: &Sim) -> Result<(), Failure> {

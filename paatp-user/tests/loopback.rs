@@ -15,11 +15,11 @@ use paatp_common::lanes::SlotBlock;
 use paatp_common::limits::{LANES_PER_BLOCK, MAX_RANKS};
 use paatp_common::progress::Progress;
 use paatp_common::slot::Slot;
-use paatp_user::cli::{Allreduce, ReductionName};
+use paatp_user::cli::{Allreduce, Credentials, ReductionName};
 use paatp_user::config::{JobConfig, Jobs};
 use paatp_user::control::membership::{Formation, Membership, table_address};
 use paatp_user::control::server::{Control, Tables, serve_all};
-use paatp_user::engine::{EngineError, ProgressSnapshot};
+use paatp_user::engine::{EngineError, ProgressSnapshot, RankProgress};
 use paatp_user::worker::{self, AllreduceError};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView, serialize};
@@ -76,8 +76,23 @@ impl Tables for Shared {
         Ok(())
     }
 
-    fn progress(&self, _: u16, _: &JobEntry) -> Result<(ProgressSnapshot, Option<u32>), EngineError> {
-        Ok((ProgressSnapshot::default(), None))
+    fn write(&mut self, _: u16, entry: JobEntry) -> Result<(), EngineError> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).job = entry;
+        Ok(())
+    }
+
+    fn progress(&self, _: u16, entry: &JobEntry) -> Result<ProgressSnapshot, EngineError> {
+        let memory = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let rank = |rank| RankProgress {
+            acknowledged: memory.progress.acks.of(entry.generation, rank).0,
+            contributed: memory.progress.contributed.of(entry.generation, rank).0,
+        };
+        let ranks = (0..usize::from(entry.world)).map(rank).collect();
+        Ok(ProgressSnapshot { ranks, min_ack: memory.progress.acks.floor(entry.generation).0 })
+    }
+
+    fn slots_in_use(&self, _: &JobEntry, _: u32) -> Result<Option<u32>, EngineError> {
+        Ok(None)
     }
 }
 
@@ -110,7 +125,7 @@ fn sockets() -> (TcpListener, UdpSocket) {
 
 /// Starts a node for job `test`; drops every `loss`-th datagram in each direction.
 fn node(world: u32, loss: Option<u32>) -> Node {
-    let config = JobConfig { name: "test".into(), world, lanes: 64, slots: 64, window: 16, quorum: None };
+    let config = JobConfig { lanes: 64, slots: 64, window: 16, ..JobConfig::new("test", world) };
     let memory = Arc::new(Mutex::new(Memory::new(&config)));
     let (tcp, udp) = sockets();
     let address = udp.local_addr().unwrap_or_else(|error| panic!("{error}"));
@@ -165,6 +180,7 @@ fn arguments(node: &Node, folder: &Path, rank: u8, world: u8) -> Allreduce {
         reduction: ReductionName::Sum,
         timeout: Duration::from_secs(10),
         report: Some(folder.join(format!("report-{rank}.json"))),
+        credentials: Credentials::default(),
     }
 }
 
@@ -289,7 +305,7 @@ fn refusals_come_at_once() {
     let world = refusal(&|args| args.world = 3);
     assert!(world.contains("expects 3 ranks, but job `test` has 2"), "{world}");
     let job = refusal(&|args| args.job = "other".into());
-    assert!(job.contains("no job `other` here; this aggregator serves: test"), "{job}");
+    assert!(job.contains("no job `other` here; anybody may join: test"), "{job}");
 }
 
 #[test]

@@ -2,20 +2,32 @@
 //!
 //! Ranks join a job and wait. When all are there, a new generation is *formed*: random generation number and nonce are
 //! drawn, the tables to write are handed out as data, and everybody who waits gets a grant. A generation that is
-//! running goes on until the next one is complete.
+//! running goes on until the next one is complete, all its ranks have left, ranks are lost, or its job is deleted.
+//!
+//! What ends a generation is a plan first, to be written to the tables, and comes into force here only once that has
+//! been done: slots must not go to another job while the data plane still lets the old one write to them.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use paatp_common::job::{Address, JobEntry, QUORUM_ALL, RankEntry, mapped};
-use paatp_common::tag::rank_key;
-use thiserror::Error;
+use paatp_common::job::{Address, JobEntry, RankEntry, mapped};
+use paatp_common::limits::MAX_JOBS;
 
-use crate::config::{JobConfig, Jobs};
+use crate::config::{Access, JobConfig, Jobs, MAX_NAME_BYTES, MemoryKind};
+use crate::engine::ProgressSnapshot;
 
-use super::MAX_WAIT_SECONDS;
-use super::protocol::{Grant, JobState, JobStatus, JoinRequest, PROTOCOL};
+use super::error::ControlError;
+use super::generation::Generations;
+pub use super::job::{Generation, Loss};
+use super::job::{Job, Waiter};
+use super::memory::{Memory, NoRoom, SlotTable};
+use super::protocol::{Grant, JobStatus, JoinRequest, LeaveRequest, NodeStatus, PROTOCOL, Sync};
+use super::token::Secret;
+
+/// How long a deleted job's number and slots stay taken. Its workers ask at least four times a second and learn by an
+/// answer that it is over; a number that is taken by another job answers with silence.
+pub const CLOSING_TIME: Duration = Duration::from_secs(2);
 
 /// Names one rank's wait, so that its end cannot be mistaken for that of a later one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,102 +40,6 @@ pub struct Entropy {
     pub generation: u32,
     /// For the nonce.
     pub nonce: u64,
-}
-
-/// Why a rank may not join.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum JoinError {
-    /// No such job.
-    #[error("no job `{name}` here; this aggregator serves: {}", .known.join(", "))]
-    UnknownJob {
-        /// What was asked for.
-        name: String,
-        /// What there is.
-        known: Vec<String>,
-    },
-    /// Another version of the control protocol.
-    #[error(
-        "the worker speaks control protocol {0}, this aggregator {PROTOCOL}; use the same version of paatp on both"
-    )]
-    BadProtocol(u32),
-    /// The rank is not below the job's world.
-    #[error("rank {rank} is out of range; job `{job}` has ranks 0 to {}", .world - 1)]
-    BadRank {
-        /// The job.
-        job: String,
-        /// The rank.
-        rank: u32,
-        /// The job's world.
-        world: u8,
-    },
-    /// The wait is no number of seconds in range.
-    #[error("wait_seconds must be between 0 and {MAX_WAIT_SECONDS}")]
-    BadWait,
-    /// The worker expects another number of ranks.
-    #[error(
-        "rank {rank} expects {theirs} ranks, but job `{job}` has {ours}; start all workers with --world {ours}"
-    )]
-    WorldMismatch {
-        /// The job.
-        job: String,
-        /// The rank.
-        rank: u32,
-        /// Its number of ranks.
-        theirs: u32,
-        /// The job's.
-        ours: u8,
-    },
-    /// The rank waits already, from another address.
-    #[error("rank {rank} of job `{job}` waits already from {holder}; give each worker a rank of its own")]
-    RankTaken {
-        /// The job.
-        job: String,
-        /// The rank.
-        rank: u8,
-        /// Who waits.
-        holder: IpAddr,
-    },
-    /// The rank's packets would not fit the aggregator's MTU.
-    #[error(
-        "chunks of job `{job}` have up to {lanes} lanes, which over IPv6 do not fit the aggregator's MTU (up to {fitting} do); use the aggregator's IPv4 address, or lower the job's lanes"
-    )]
-    TooLongForIpv6 {
-        /// The job.
-        job: String,
-        /// Its lanes.
-        lanes: u16,
-        /// Those that fit.
-        fitting: u32,
-    },
-    /// The rank is about to reduce something else than the others.
-    #[error(
-        "rank {rank} of job `{job}` has tensors of other names, types or shapes, or another reduction, than rank {other}; all ranks must have the same"
-    )]
-    LayoutMismatch {
-        /// The job.
-        job: String,
-        /// The rank.
-        rank: u8,
-        /// A rank that waits with another layout.
-        other: u8,
-    },
-}
-
-impl JoinError {
-    /// The error's name in JSON.
-    #[must_use]
-    pub const fn code(&self) -> &'static str {
-        match self {
-            JoinError::UnknownJob { .. } => "unknown_job",
-            JoinError::BadProtocol(_) => "bad_protocol",
-            JoinError::BadRank { .. } => "bad_rank",
-            JoinError::BadWait => "bad_wait",
-            JoinError::WorldMismatch { .. } => "world_mismatch",
-            JoinError::RankTaken { .. } => "rank_taken",
-            JoinError::TooLongForIpv6 { .. } => "too_long",
-            JoinError::LayoutMismatch { .. } => "layout_mismatch",
-        }
-    }
 }
 
 /// What became of a join that was not refused.
@@ -154,46 +70,66 @@ pub struct Formation {
     pub grant: Grant,
 }
 
-/// A complete generation, as remembered.
+/// What becomes of a rank that leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leaving {
+    /// It waited; that wait is over.
+    Waiter(WaiterId),
+    /// It is noted. Others are still members.
+    Noted,
+    /// It was the last: the entry to write, then [`Membership::finish`] is to be called.
+    Last {
+        /// The job's number.
+        number: u16,
+        /// Its entry, without a generation.
+        entry: JobEntry,
+    },
+}
+
+/// A job that is to be deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Generation {
-    /// Its number.
-    pub number: u32,
-    /// Addresses, by rank.
-    pub addresses: Vec<IpAddr>,
+pub struct Deletion {
+    number: u16,
+    /// What to write first, with the job's number: its generation is over. Nothing if it has none.
+    pub write: Option<(u16, JobEntry)>,
+    /// Who waits for the job.
+    pub waiters: Vec<WaiterId>,
 }
 
-#[derive(Clone, Debug)]
-struct Waiter {
-    id: WaiterId,
-    address: IpAddr,
-    layout: Option<String>,
-    deadline: Instant,
+/// What the node can hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// First UDP port.
+    pub port_base: u16,
+    /// Number of UDP ports.
+    pub ports: u16,
+    /// Most lanes that fit a slot.
+    pub slot_lanes: u32,
+    /// Bytes of a slot.
+    pub slot_bytes: u32,
+    /// Most lanes that fit the interface's MTU.
+    pub mtu_lanes: Option<u32>,
+    /// The same for ranks that come over IPv6.
+    pub ipv6_lanes: Option<u32>,
 }
 
-#[derive(Clone, Debug)]
-struct Job {
-    name: String,
-    /// All but `expected` and `generation`, which a formation fills in.
-    entry: JobEntry,
-    waiting: BTreeMap<u8, Waiter>,
-    running: Option<Generation>,
-}
-
-impl Job {
-    fn missing(&self) -> Vec<u8> {
-        (0..self.entry.world).filter(|rank| !self.waiting.contains_key(rank)).collect()
-    }
+/// A deleted job whose members may not know yet.
+#[derive(Clone, Copy, Debug)]
+struct Closing {
+    number: u16,
+    memory: Memory,
+    until: Instant,
 }
 
 /// The jobs of one aggregator.
 #[derive(Clone, Debug)]
 pub struct Membership {
-    jobs: Vec<Job>,
-    port_base: u16,
-    ports: u16,
-    /// Most lanes of ranks that come over IPv6, where that is fewer than the jobs have.
-    ipv6_lanes: Option<u32>,
+    jobs: BTreeMap<u16, Job>,
+    closing: Vec<Closing>,
+    slots: SlotTable,
+    generations: Generations,
+    limits: Limits,
+    draining: bool,
     next_waiter: u64,
 }
 
@@ -210,19 +146,143 @@ impl Membership {
     /// Jobs without members; slots are given out in order.
     #[must_use]
     pub fn new(jobs: &Jobs, port_base: u16, ports: u16) -> Membership {
-        let mut first_slot = 0;
-        let list = jobs.list().iter().map(|config| {
-            let job = Job::new(config, first_slot);
-            first_slot += config.slots;
-            job
-        });
-        Membership { jobs: list.collect(), port_base, ports, ipv6_lanes: None, next_waiter: 0 }
+        let size = jobs.slot_size();
+        let limits = Limits {
+            port_base,
+            ports,
+            slot_lanes: size.lanes(),
+            slot_bytes: u32::try_from(size.bytes()).unwrap_or(u32::MAX),
+            mtu_lanes: None,
+            ipv6_lanes: None,
+        };
+        let mut membership = Membership {
+            jobs: BTreeMap::new(),
+            closing: Vec::new(),
+            // Checked by `Jobs`: all slots together are far below 2^32.
+            slots: SlotTable::new(u32::try_from(jobs.slots()).unwrap_or(u32::MAX)),
+            generations: Generations::default(),
+            limits,
+            draining: false,
+            next_waiter: 0,
+        };
+        for job in jobs.list() {
+            // Cannot fail but for a shared pool: `Jobs` has counted names, numbers and slots.
+            if let Err(error) = membership.create(job, Access::Open, None) {
+                tracing::error!(job = job.name, "not served: {error}");
+            }
+        }
+        membership
     }
 
-    /// Refuses ranks that come over IPv6 in jobs of more lanes than those.
+    /// With the most lanes that fit the interface's MTU, and of those that fit over IPv6.
     #[must_use]
-    pub fn with_ipv6_lanes(self, ipv6_lanes: Option<u32>) -> Membership {
-        Membership { ipv6_lanes, ..self }
+    pub fn with_mtu(mut self, mtu_lanes: Option<u32>, ipv6_lanes: Option<u32>) -> Membership {
+        (self.limits.mtu_lanes, self.limits.ipv6_lanes) = (mtu_lanes, ipv6_lanes);
+        self
+    }
+
+    /// Adds a job. `access` is for one that does not say; `key` opens it.
+    ///
+    /// # Errors
+    /// If it cannot be; nothing has changed then.
+    pub fn create(
+        &mut self,
+        config: &JobConfig,
+        access: Access,
+        key: Option<Secret>,
+    ) -> Result<JobStatus, ControlError> {
+        config.check()?;
+        if self.draining {
+            return Err(ControlError::Draining);
+        }
+        if config.memory == MemoryKind::Shared {
+            return Err(ControlError::Unsupported(
+                "a shared pool of slots is not in this version; leave `memory` out, or set it to reserved",
+            ));
+        }
+        if self.jobs.values().any(|job| job.name == config.name) {
+            return Err(ControlError::JobExists(config.name.clone()));
+        }
+        self.check_lanes(config)?;
+        let taken = |number: &u16| {
+            self.jobs.contains_key(number) || self.closing.iter().any(|closing| closing.number == *number)
+        };
+        let number = (0..MAX_JOBS as u16).find(|number| !taken(number)).ok_or(ControlError::NodeFull)?;
+        let memory = self.slots.reserve(config.slots).map_err(|room| self.no_room(config, room))?;
+        let job = Job::new(config, number, memory, config.access.unwrap_or(access), key);
+        let status = job.status(self.limits.slot_bytes);
+        self.jobs.insert(number, job);
+        Ok(status)
+    }
+
+    fn check_lanes(&self, config: &JobConfig) -> Result<(), ControlError> {
+        let too_long = |fitting, limit, advice| {
+            Err(ControlError::TooLong {
+                job: config.name.clone(),
+                lanes: config.lanes,
+                fitting,
+                limit,
+                advice,
+            })
+        };
+        if config.lanes > self.limits.slot_lanes {
+            let advice = "lower the job's lanes, or start the aggregator for longer ones ([node] lanes)";
+            return too_long(self.limits.slot_lanes, "a slot of this node", advice);
+        }
+        match self.limits.mtu_lanes {
+            Some(fitting) if config.lanes > fitting => {
+                too_long(fitting, "the interface's MTU", "lower the job's lanes, or raise the MTU")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn no_room(&self, config: &JobConfig, room: NoRoom) -> ControlError {
+        // Rings are powers of two.
+        let fitting = room.longest.checked_ilog2().map_or(0, |bits| 1 << bits);
+        ControlError::MemoryFull {
+            wanted: config.slots,
+            free: room.free,
+            longest: room.longest,
+            fitting,
+            slot_bytes: self.limits.slot_bytes,
+        }
+    }
+
+    /// What is to be done to delete a job; [`Membership::delete`] does it.
+    ///
+    /// # Errors
+    /// If there is none of that name.
+    pub fn plan_deletion(&mut self, name: &str, random: u32) -> Result<Deletion, ControlError> {
+        let number = self.find(name)?.number;
+        let next = self.generations.next(random);
+        let job = self.find(name)?;
+        // An entry that was never written holds nothing.
+        let write = (job.entry.generation != 0).then(|| (number, job.ended(next)));
+        Ok(Deletion { number, write, waiters: job.waiting.values().map(|waiter| waiter.id).collect() })
+    }
+
+    /// Deletes a job. If it has had a generation, its number and slots are taken until [`CLOSING_TIME`] is over.
+    pub fn delete(&mut self, deletion: &Deletion, now: Instant) {
+        let Some(job) = self.jobs.remove(&deletion.number) else { return };
+        if deletion.write.is_some() {
+            self.closing.push(Closing { number: job.number, memory: job.memory, until: now + CLOSING_TIME });
+        } else {
+            self.slots.release(job.memory);
+        }
+    }
+
+    /// Numbers of deleted jobs whose entries are to be cleared; then [`Membership::free`] is to be called.
+    #[must_use]
+    pub fn closed(&self, now: Instant) -> Vec<u16> {
+        self.closing.iter().filter(|closing| closing.until <= now).map(|closing| closing.number).collect()
+    }
+
+    /// The entry of a deleted job has been cleared: number and slots are free.
+    pub fn free(&mut self, number: u16) {
+        if let Some(index) = self.closing.iter().position(|closing| closing.number == number) {
+            self.slots.release(self.closing.swap_remove(index).memory);
+        }
     }
 
     /// A rank joins and waits from `now` on.
@@ -236,32 +296,92 @@ impl Membership {
         request: &JoinRequest,
         address: IpAddr,
         entropy: Entropy,
-    ) -> Result<Joined, JoinError> {
-        let number = self.find(name)?;
-        let known = || JoinError::UnknownJob { name: name.into(), known: Vec::new() };
-        let (port_base, ports, ipv6_lanes) = (self.port_base, self.ports, self.ipv6_lanes);
-        let job = self.jobs.get_mut(number).ok_or_else(known)?;
+    ) -> Result<Joined, ControlError> {
+        let (limits, draining) = (self.limits, self.draining);
+        let number = self.find(name)?.number;
+        if draining {
+            return Err(ControlError::Draining);
+        }
+        let Some(job) = self.jobs.get_mut(&number) else { return Err(unknown(name, Vec::new())) };
         let address = address.to_canonical();
         let (rank, wait) = job.admit(request, address)?;
-        if let Some(fitting) =
-            ipv6_lanes.filter(|fitting| address.is_ipv6() && u32::from(job.entry.lanes) > *fitting)
-        {
-            return Err(JoinError::TooLongForIpv6 { job: job.name.clone(), lanes: job.entry.lanes, fitting });
+        let lanes = u32::from(job.entry.lanes);
+        if let Some(fitting) = limits.ipv6_lanes.filter(|fitting| address.is_ipv6() && lanes > *fitting) {
+            return Err(ControlError::TooLong {
+                job: job.name.clone(),
+                lanes,
+                fitting,
+                limit: "the aggregator's MTU over IPv6",
+                advice: "use the aggregator's IPv4 address, or lower the job's lanes",
+            });
         }
         let id = WaiterId(self.next_waiter);
         self.next_waiter += 1;
         let waiter = Waiter { id, address, layout: request.layout.clone(), deadline: now + wait };
         let replaced = job.waiting.insert(rank, waiter).map(|old| old.id);
-        let formation = job
-            .missing()
-            .is_empty()
-            .then(|| job.form(u16::try_from(number).unwrap_or(u16::MAX), (port_base, ports), entropy));
+        let formation = job.missing().is_empty().then(|| {
+            let generation = self.generations.next(entropy.generation);
+            job.form(&limits, generation, entropy.nonce)
+        });
         Ok(Joined { waiter: id, replaced, formation })
+    }
+
+    /// The tables of a generation could not be written: it does not run.
+    pub fn unform(&mut self, formation: &Formation) {
+        if let Some(job) = self.jobs.get_mut(&formation.number) {
+            job.end(formation.entry);
+        }
+    }
+
+    /// A rank leaves: it does not wait any longer, or is done with its generation.
+    ///
+    /// # Errors
+    /// If it is no member of that generation, or asks from another address.
+    pub fn leave(
+        &mut self,
+        name: &str,
+        request: &LeaveRequest,
+        address: IpAddr,
+    ) -> Result<Leaving, ControlError> {
+        let number = self.find(name)?.number;
+        let Some(job) = self.jobs.get_mut(&number) else { return Err(unknown(name, Vec::new())) };
+        if request.protocol != PROTOCOL {
+            return Err(ControlError::BadProtocol(request.protocol));
+        }
+        let rank = job.rank(request.rank)?;
+        let (address, job_name) = (address.to_canonical(), job.name.clone());
+        let foreign = || ControlError::ForeignAddress { job: job_name.clone(), rank };
+        let Some(generation) = request.generation else {
+            return match job.waiting.get(&rank) {
+                Some(waiter) if waiter.address != address => Err(foreign()),
+                Some(_) => Ok(job.waiting.remove(&rank).map_or(Leaving::Noted, |w| Leaving::Waiter(w.id))),
+                None => Err(ControlError::NoMember { job: job_name, rank, generation: 0 }),
+            };
+        };
+        let Some(running) = job.running.as_mut().filter(|running| running.number == generation) else {
+            return Err(ControlError::NoMember { job: job_name, rank, generation });
+        };
+        if running.addresses.get(usize::from(rank)) != Some(&address) {
+            return Err(foreign());
+        }
+        running.left |= 1 << rank;
+        // Those that were lost will not say that they leave.
+        if job.entry.expected & !running.left != 0 {
+            return Ok(Leaving::Noted);
+        }
+        Ok(Leaving::Last { number, entry: JobEntry { generation: 0, ..job.entry } })
+    }
+
+    /// The entry of a job that all ranks left has been written.
+    pub fn finish(&mut self, number: u16, entry: JobEntry) {
+        if let Some(job) = self.jobs.get_mut(&number) {
+            job.end(entry);
+        }
     }
 
     /// A waiter hung up or gave up. Returns the ranks that it waited for, or nothing if its wait was over before.
     pub fn abandon(&mut self, name: &str, waiter: WaiterId) -> Option<Vec<u8>> {
-        let job = self.jobs.iter_mut().find(|job| job.name == name)?;
+        let job = self.jobs.values_mut().find(|job| job.name == name)?;
         let rank = *job.waiting.iter().find(|(_, waiting)| waiting.id == waiter)?.0;
         let missing = job.missing();
         job.waiting.remove(&rank);
@@ -271,161 +391,117 @@ impl Membership {
     /// When a waiter gives up.
     #[must_use]
     pub fn deadline(&self, name: &str, waiter: WaiterId) -> Option<Instant> {
-        let job = self.jobs.iter().find(|job| job.name == name)?;
+        let job = self.jobs.values().find(|job| job.name == name)?;
         job.waiting.values().find(|waiting| waiting.id == waiter).map(|waiting| waiting.deadline)
+    }
+
+    /// Changes a job's synchronisation.
+    ///
+    /// # Errors
+    /// If there is no such job, it runs, or this version cannot do it.
+    pub fn set_sync(&mut self, name: &str, sync: Sync) -> Result<JobStatus, ControlError> {
+        let number = self.find(name)?.number;
+        let Some(job) = self.jobs.get_mut(&number) else { return Err(unknown(name, Vec::new())) };
+        job.set_sync(sync)?;
+        Ok(job.status(self.limits.slot_bytes))
+    }
+
+    /// Takes nothing new from now on, or does again. Returns those whose wait is over.
+    pub fn set_draining(&mut self, draining: bool) -> Vec<WaiterId> {
+        self.draining = draining;
+        if !draining {
+            return Vec::new();
+        }
+        let waiting = self.jobs.values_mut().flat_map(|job| std::mem::take(&mut job.waiting));
+        waiting.map(|(_, waiter)| waiter.id).collect()
+    }
+
+    /// It takes nothing new.
+    #[must_use]
+    pub const fn is_draining(&self) -> bool {
+        self.draining
+    }
+
+    /// Jobs of which a generation runs and whose ranks must not hold the others up: number and entry.
+    #[must_use]
+    pub fn watched(&self) -> Vec<(u16, JobEntry)> {
+        let watched = self.jobs.values().filter(|job| job.running.is_some() && job.timeout.is_some());
+        watched.map(|job| (job.number, job.entry)).collect()
+    }
+
+    /// Takes in how far a watched job's ranks are. A loss is to be written, then given to [`Membership::lose`].
+    pub fn observe(
+        &mut self,
+        now: Instant,
+        number: u16,
+        progress: &ProgressSnapshot,
+        random: u32,
+    ) -> Option<Loss> {
+        let generations = &mut self.generations;
+        self.jobs.get_mut(&number)?.observe(now, progress, || generations.next(random))
+    }
+
+    /// A loss has been written.
+    pub fn lose(&mut self, loss: &Loss) {
+        if let Some(job) = self.jobs.get_mut(&loss.number) {
+            job.lose(loss);
+        }
     }
 
     /// All jobs, in the order of their numbers.
     #[must_use]
     pub fn list(&self) -> Vec<JobStatus> {
-        self.jobs.iter().zip(0..).map(|(job, number)| job.status(number)).collect()
+        self.jobs.values().map(|job| job.status(self.limits.slot_bytes)).collect()
     }
 
     /// One job, with its complete generation.
     ///
     /// # Errors
-    /// [`JoinError::UnknownJob`].
-    pub fn details(&self, name: &str) -> Result<(JobStatus, JobEntry, Option<Generation>), JoinError> {
-        let index = self.find(name)?;
-        match (self.jobs.get(index), u16::try_from(index)) {
-            (Some(job), Ok(number)) => Ok((job.status(number), job.entry, job.running.clone())),
-            _ => Err(JoinError::UnknownJob { name: name.into(), known: Vec::new() }),
+    /// If there is none of that name.
+    pub fn details(&self, name: &str) -> Result<(JobStatus, JobEntry, Option<Generation>), ControlError> {
+        let job = self.find(name)?;
+        Ok((job.status(self.limits.slot_bytes), job.entry, job.running.clone()))
+    }
+
+    /// Who may join a job, and what opens it. A job that there is not needs nothing: its name is no secret.
+    #[must_use]
+    pub fn access(&self, name: &str) -> (Access, Option<Secret>) {
+        let found = self.jobs.values().find(|job| job.name == name);
+        found.map_or((Access::Open, None), |job| (job.access, job.key))
+    }
+
+    /// The node as a whole.
+    #[must_use]
+    pub fn node(&self) -> NodeStatus {
+        let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        let room = self.slots.room();
+        NodeStatus {
+            version: env!("CARGO_PKG_VERSION").into(),
+            draining: self.draining,
+            jobs: count(self.jobs.len()),
+            max_jobs: count(MAX_JOBS),
+            running_jobs: count(self.jobs.values().filter(|job| job.running.is_some()).count()),
+            closing_jobs: count(self.closing.len()),
+            max_lanes: self
+                .limits
+                .mtu_lanes
+                .map_or(self.limits.slot_lanes, |mtu| mtu.min(self.limits.slot_lanes)),
+            slots: self.slots.total(),
+            free_slots: room.free,
+            longest_free_slots: room.longest,
+            slot_bytes: self.limits.slot_bytes,
         }
     }
 
-    fn find(&self, name: &str) -> Result<usize, JoinError> {
-        self.jobs.iter().position(|job| job.name == name).ok_or_else(|| JoinError::UnknownJob {
-            name: name.chars().take(crate::config::MAX_NAME_BYTES).collect(),
-            known: self.jobs.iter().map(|job| job.name.clone()).collect(),
-        })
+    fn find(&self, name: &str) -> Result<&Job, ControlError> {
+        let found = self.jobs.values().find(|job| job.name == name);
+        let open = || self.jobs.values().filter(|job| job.access == Access::Open);
+        found.ok_or_else(|| unknown(name, open().map(|job| job.name.clone()).collect()))
     }
 }
 
-impl Job {
-    /// The values were checked by [`Jobs::new`], so each fits its field.
-    fn new(config: &JobConfig, first_slot: u32) -> Job {
-        let quorum = match config.quorum {
-            Some(quorum) if quorum < config.world => quorum as u8,
-            _ => QUORUM_ALL,
-        };
-        let entry = JobEntry {
-            first_slot,
-            slots: config.slots,
-            lanes: config.lanes as u16,
-            window: config.window as u16,
-            world: config.world as u8,
-            quorum,
-            ..JobEntry::default()
-        };
-        Job { name: config.name.clone(), entry, waiting: BTreeMap::new(), running: None }
-    }
-
-    /// Checks a join; returns the rank and how long it waits.
-    fn admit(&self, request: &JoinRequest, address: IpAddr) -> Result<(u8, Duration), JoinError> {
-        let job = || self.name.clone();
-        let world = self.entry.world;
-        if request.protocol != PROTOCOL {
-            return Err(JoinError::BadProtocol(request.protocol));
-        }
-        if request.world != u32::from(world) {
-            let (rank, theirs) = (request.rank, request.world);
-            return Err(JoinError::WorldMismatch { job: job(), rank, theirs, ours: world });
-        }
-        let rank = match u8::try_from(request.rank) {
-            Ok(rank) if rank < world => rank,
-            _ => return Err(JoinError::BadRank { job: job(), rank: request.rank, world }),
-        };
-        if !(0.0..=MAX_WAIT_SECONDS).contains(&request.wait_seconds) {
-            return Err(JoinError::BadWait);
-        }
-        if let Some(holder) = self.waiting.get(&rank).map(|waiter| waiter.address)
-            && holder != address
-        {
-            return Err(JoinError::RankTaken { job: job(), rank, holder });
-        }
-        let differs = |waiter: &Waiter| match (&waiter.layout, &request.layout) {
-            (Some(theirs), Some(ours)) => theirs != ours,
-            _ => false,
-        };
-        if let Some((other, _)) = self.waiting.iter().find(|(other, w)| **other != rank && differs(w)) {
-            return Err(JoinError::LayoutMismatch { job: job(), rank, other: *other });
-        }
-        Ok((rank, Duration::from_secs_f64(request.wait_seconds)))
-    }
-
-    /// Everybody is there: the next generation.
-    fn form(&mut self, number: u16, (port_base, ports): (u16, u16), entropy: Entropy) -> Formation {
-        let previous = self.running.as_ref().map(|running| running.number);
-        let generation = next_generation(entropy.generation, previous);
-        let world = self.entry.world;
-        let waiting = std::mem::take(&mut self.waiting);
-        self.entry.generation = generation;
-        self.entry.expected = u64::MAX >> (64 - u32::from(world));
-        let ranks = waiting.iter().map(|(rank, waiter)| RankEntry {
-            address: table_address(waiter.address),
-            key: rank_key(entropy.nonce, *rank),
-            ..RankEntry::default()
-        });
-        let formation = Formation {
-            name: self.name.clone(),
-            number,
-            entry: self.entry,
-            ranks: ranks.collect(),
-            waiters: waiting.values().map(|waiter| waiter.id).collect(),
-            grant: Grant {
-                protocol: PROTOCOL,
-                job: number,
-                generation,
-                nonce: entropy.nonce,
-                world,
-                lanes: self.entry.lanes,
-                window: self.entry.window,
-                slots: self.entry.slots,
-                port_base,
-                ports,
-            },
-        };
-        let addresses = waiting.values().map(|waiter| waiter.address).collect();
-        self.running = Some(Generation { number: generation, addresses });
-        formation
-    }
-
-    fn status(&self, number: u16) -> JobStatus {
-        let state = match (&self.running, self.waiting.is_empty()) {
-            (_, false) => JobState::Forming,
-            (Some(_), true) => JobState::Running,
-            (None, true) => JobState::Idle,
-        };
-        let missing_ranks = if state == JobState::Forming { self.missing() } else { Vec::new() };
-        JobStatus {
-            name: self.name.clone(),
-            job: number,
-            state,
-            world: self.entry.world,
-            lanes: self.entry.lanes,
-            window: self.entry.window,
-            slots: self.entry.slots,
-            quorum: (self.entry.quorum != QUORUM_ALL).then_some(self.entry.quorum),
-            generation: self.running.as_ref().map(|running| running.number),
-            waiting_ranks: self.waiting.keys().copied().collect(),
-            missing_ranks,
-        }
-    }
-}
-
-/// A generation number that is neither 0 (unused entry) nor the one in force.
-const fn next_generation(random: u32, previous: Option<u32>) -> u32 {
-    let mut generation = random;
-    loop {
-        let taken = match previous {
-            Some(previous) => generation == previous,
-            None => false,
-        };
-        if generation != 0 && !taken {
-            return generation;
-        }
-        generation = generation.wrapping_add(1);
-    }
+fn unknown(name: &str, known: Vec<String>) -> ControlError {
+    ControlError::UnknownJob { name: name.chars().take(MAX_NAME_BYTES).collect(), known }
 }
 
 #[cfg(test)]

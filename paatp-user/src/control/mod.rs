@@ -2,9 +2,18 @@
 //!
 //! [`membership`] decides and does no I/O; [`server`] speaks HTTP and writes the tables that it decides on.
 
+pub(crate) mod api;
+pub mod error;
+pub mod generation;
+pub mod http;
+pub mod job;
+pub mod listen;
 pub mod membership;
+pub mod memory;
 pub mod protocol;
 pub mod server;
+pub mod token;
+pub mod watch;
 
 /// TCP port of the control server and first UDP port of the data plane unless told otherwise: "PA".
 pub const DEFAULT_PORT: u16 = 20545;
@@ -12,3 +21,6 @@ pub const DEFAULT_PORT: u16 = 20545;
 /// Longest wait for ranks that a worker may ask for, in seconds: an hour. A longer one would keep connections of dead
 /// workers for as long.
 pub const MAX_WAIT_SECONDS: f64 = 3600.0;
+
+#[cfg(test)]
+mod testing;

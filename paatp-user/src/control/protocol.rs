@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::config::{Access, FailurePolicy, MemoryKind};
 
 /// Version of these messages.
 pub const PROTOCOL: u32 = 1;
 
-/// [`Refused::error`] where the wait for the other ranks was over.
-pub const RANKS_MISSING: &str = "ranks_missing";
-
 /// Body of `POST /v1/jobs/{name}/join`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct JoinRequest {
     /// [`PROTOCOL`].
     pub protocol: u32,
@@ -19,7 +19,8 @@ pub struct JoinRequest {
     pub rank: u32,
     /// The number of ranks that it expects.
     pub world: u32,
-    /// How long it waits for the others.
+    /// How long it waits for the others, in seconds.
+    #[schema(minimum = 0, maximum = 3600)]
     pub wait_seconds: f64,
     /// Digest of names, types and shapes of what it is going to reduce; ranks that send one must send the same.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -27,7 +28,7 @@ pub struct JoinRequest {
 }
 
 /// Answer to a join once all ranks are there.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Grant {
     /// [`PROTOCOL`].
     pub protocol: u32,
@@ -37,6 +38,7 @@ pub struct Grant {
     pub generation: u32,
     /// Where salts are drawn from.
     #[serde(with = "hex")]
+    #[schema(value_type = String, pattern = "^[0-9a-f]{16}$")]
     pub nonce: u64,
     /// Number of ranks.
     pub world: u8,
@@ -52,32 +54,74 @@ pub struct Grant {
     pub ports: u16,
 }
 
-/// Body of every answer but 2xx.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Refused {
-    /// For programs.
-    pub error: String,
-    /// For people.
-    pub message: String,
+/// Body of `POST /v1/jobs/{name}/leave`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LeaveRequest {
+    /// [`PROTOCOL`].
+    pub protocol: u32,
+    /// The rank that leaves.
+    pub rank: u32,
+    /// The generation that it was granted; absent if it still waits for one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generation: Option<u32>,
+}
+
+/// Body of every answer but 2xx: a problem as RFC 9457 has it, `application/problem+json`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Problem {
+    /// For programs: never changes its meaning.
+    pub code: String,
+    /// What the HTTP status says.
+    pub title: String,
+    /// The HTTP status.
+    pub status: u16,
+    /// For people: what failed, why, what to do.
+    pub detail: String,
     /// Ranks that had not joined.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing_ranks: Vec<u8>,
+    /// The largest ring that would fit, where memory was refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fitting_slots: Option<u32>,
+}
+
+/// How ranks wait for one another: body of `PUT /v1/jobs/{name}/sync`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "mode", rename_all = "snake_case")]
+pub enum Sync {
+    /// Every chunk needs all ranks.
+    Bsp,
+    /// So many contributions complete a chunk.
+    Quorum {
+        /// How many.
+        quorum: u32,
+    },
+    /// Ranks may be so many operations apart. Not in this version.
+    Ssp {
+        /// How many.
+        staleness: u32,
+    },
+    /// Nobody waits but for the ring. Not in this version.
+    Asp,
 }
 
 /// Where a job stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum JobState {
-    /// Nobody has joined since the start.
+    /// No generation runs and nobody waits.
     Idle,
     /// Ranks wait for the others; a complete generation may be running all the same.
     Forming,
     /// A generation is complete.
     Running,
+    /// The last generation was ended because of ranks that held the others up.
+    Failed,
 }
 
 /// Element of `GET /v1/jobs`, and with ranks and counters the body of `GET /v1/jobs/{name}`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct JobStatus {
     /// Its name.
     pub name: String,
@@ -93,18 +137,32 @@ pub struct JobStatus {
     pub window: u16,
     /// Slots of the ring.
     pub slots: u32,
-    /// Contributions that complete a chunk; none for all.
-    pub quorum: Option<u8>,
+    /// Bytes of those slots.
+    pub slot_bytes: u64,
+    /// Where they come from.
+    pub memory: MemoryKind,
+    /// Who may join.
+    pub access: Access,
+    /// Longest time that a rank may hold the others up, in seconds; none for ever.
+    pub timeout_seconds: Option<f64>,
+    /// What happens then.
+    pub on_failure: FailurePolicy,
+    /// How ranks wait for one another.
+    pub sync: Sync,
     /// The complete generation, if any.
     pub generation: Option<u32>,
     /// Ranks that wait for the others.
     pub waiting_ranks: Vec<u8>,
     /// Ranks that those wait for.
     pub missing_ranks: Vec<u8>,
+    /// Ranks that left the generation.
+    pub left_ranks: Vec<u8>,
+    /// Ranks that held the others up for too long, in the generation that runs or in the last one.
+    pub lost_ranks: Vec<u8>,
 }
 
 /// Body of `GET /v1/jobs/{name}`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct JobDetails {
     /// As in the list.
     #[serde(flatten)]
@@ -116,7 +174,7 @@ pub struct JobDetails {
 }
 
 /// One member of a generation.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RankStatus {
     /// Its rank.
     pub rank: u8,
@@ -129,10 +187,56 @@ pub struct RankStatus {
 }
 
 /// Body of `GET /v1/jobs`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct JobList {
     /// All jobs, in the order of their numbers.
     pub jobs: Vec<JobStatus>,
+}
+
+/// Answer to `POST /v1/jobs`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Created {
+    /// The job.
+    #[serde(flatten)]
+    pub status: JobStatus,
+    /// What its workers show to join, where access is by token. Told only once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+}
+
+/// Body of `GET /v1/node`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NodeStatus {
+    /// Version of the aggregator.
+    pub version: String,
+    /// It takes no new jobs or ranks.
+    pub draining: bool,
+    /// Number of jobs.
+    pub jobs: u32,
+    /// Most jobs that it can have.
+    pub max_jobs: u32,
+    /// Jobs of which a generation runs.
+    pub running_jobs: u32,
+    /// Deleted jobs whose number and slots are not free yet.
+    pub closing_jobs: u32,
+    /// Most lanes that a job's chunks may have.
+    pub max_lanes: u32,
+    /// Slots of the node.
+    pub slots: u32,
+    /// Those that belong to no job.
+    pub free_slots: u32,
+    /// Most free slots in a row: the longest ring that would fit, rounded down to a power of two.
+    pub longest_free_slots: u32,
+    /// Bytes of one slot.
+    pub slot_bytes: u32,
+}
+
+/// Answer to `PUT /v1/node/drain`, and its body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Drain {
+    /// Whether the node takes nothing new.
+    pub draining: bool,
 }
 
 /// Counters as the option `--json-counters` writes them: by name.

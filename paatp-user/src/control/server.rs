@@ -1,40 +1,29 @@
-//! The control server: joins are held open until their generation is formed.
+//! The control server: HTTP around [`super::membership`]. Joins are held open until their generation is formed.
 
 use std::collections::BTreeMap;
-use std::future::Future;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use axum::Router;
-use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
-use axum::extract::{ConnectInfo, DefaultBodyLimit, Path, State};
-use axum::http::StatusCode;
-use axum::response::{IntoResponse, Json, Response};
-use axum::routing::{get, post};
 use paatp_common::job::JobEntry;
-use paatp_transport::words::{Ranks, Span};
-use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
-use tracing::{debug, error, info, warn};
+use tokio_rustls::TlsAcceptor;
+use tracing::{error, info, warn};
 
-use crate::engine::{Aggregator, EngineError, Interface, ProgressSnapshot};
+use crate::config::{Access, FailurePolicy, JobConfig};
+use crate::engine::{Aggregator, EngineError, ProgressSnapshot};
+use paatp_transport::words::Ranks;
 
-use super::membership::{Entropy, Formation, JoinError, Membership, WaiterId};
-use super::protocol::{Grant, JobDetails, JobList, JoinRequest, RANKS_MISSING, RankStatus, Refused};
+use super::api;
+use super::error::ControlError;
+use super::http::{Connections, Peer, Scope};
+use super::membership::{Entropy, Formation, Leaving, Loss, Membership, WaiterId};
+use super::protocol::{Created, Grant, JobDetails, JoinRequest, LeaveRequest, RankStatus};
+use super::token::{self, Secret};
 
-/// Largest body of a request, in bytes: a join has under 200.
-const MAX_BODY_BYTES: usize = 16 << 10;
-
-/// How long an address may take to become usable (IPv6 duplicate address detection takes one to two seconds).
-const BIND_PATIENCE: Duration = Duration::from_secs(4);
-
-/// Pause between two attempts to bind.
-const BIND_PAUSE: Duration = Duration::from_millis(100);
-
-/// Where formations go, and progress comes from.
+/// The data plane's tables.
 pub trait Tables: Send {
     /// Puts a generation in force.
     ///
@@ -42,12 +31,23 @@ pub trait Tables: Send {
     /// If a table cannot be written.
     fn install(&mut self, formation: &Formation) -> Result<(), EngineError>;
 
-    /// How far a job is, and its slots in use.
+    /// Replaces a job's entry, and leaves its ranks as they are.
+    ///
+    /// # Errors
+    /// If the table cannot be written.
+    fn write(&mut self, number: u16, entry: JobEntry) -> Result<(), EngineError>;
+
+    /// How far a job is.
     ///
     /// # Errors
     /// If a table cannot be read.
-    fn progress(&self, number: u16, entry: &JobEntry)
-    -> Result<(ProgressSnapshot, Option<u32>), EngineError>;
+    fn progress(&self, number: u16, entry: &JobEntry) -> Result<ProgressSnapshot, EngineError>;
+
+    /// Slots of a job in use; none if that is too long to count.
+    ///
+    /// # Errors
+    /// If a table cannot be read.
+    fn slots_in_use(&self, entry: &JobEntry, min_ack: u32) -> Result<Option<u32>, EngineError>;
 }
 
 impl Tables for Aggregator {
@@ -55,267 +55,57 @@ impl Tables for Aggregator {
         Aggregator::install(self, formation)
     }
 
-    fn progress(
-        &self,
-        number: u16,
-        entry: &JobEntry,
-    ) -> Result<(ProgressSnapshot, Option<u32>), EngineError> {
-        let progress = Aggregator::progress(self, number, entry)?;
-        let used = self.slots_in_use(entry, progress.min_ack)?;
-        Ok((progress, used))
+    fn write(&mut self, number: u16, entry: JobEntry) -> Result<(), EngineError> {
+        self.write_job(number.into(), entry)
+    }
+
+    fn progress(&self, number: u16, entry: &JobEntry) -> Result<ProgressSnapshot, EngineError> {
+        Aggregator::progress(self, number, entry)
+    }
+
+    fn slots_in_use(&self, entry: &JobEntry, min_ack: u32) -> Result<Option<u32>, EngineError> {
+        Aggregator::slots_in_use(self, entry, min_ack)
     }
 }
 
-/// Why the server cannot listen.
-#[derive(Debug, Error)]
-pub enum ListenError {
-    /// The port is taken.
-    #[error(
-        "the control server cannot listen on TCP {0}: the port is in use; is another `paatp run` there? Choose another one with --port"
-    )]
-    InUse(SocketAddr),
-    /// Anything else.
-    #[error("the control server cannot listen on TCP {address}; is the address still on the interface?")]
-    Other {
-        /// Where.
-        address: SocketAddr,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
-}
+/// What a waiting rank is told.
+pub(super) type Answer = Result<Grant, ControlError>;
 
-/// Opens the port on each address that the program answers for, and on loopback where that is up.
-///
-/// # Errors
-/// If an address of the interface cannot be bound in time.
-pub async fn listen(interface: &Interface, port: u16) -> Result<Vec<TcpListener>, ListenError> {
-    let mut listeners = Vec::new();
-    for address in interface.served() {
-        let address = match address {
-            IpAddr::V6(v6) if v6.is_unicast_link_local() => {
-                SocketAddr::V6(SocketAddrV6::new(*v6, port, 0, interface.index))
-            }
-            other => SocketAddr::new(*other, port),
-        };
-        listeners.push(bind(address).await?);
-    }
-    for loopback in [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)] {
-        if interface.served().contains(&loopback) {
-            continue;
-        }
-        match TcpListener::bind(SocketAddr::new(loopback, port)).await {
-            Ok(listener) => listeners.push(listener),
-            Err(error) => debug!(%loopback, %error, "not listening"),
-        }
-    }
-    Ok(listeners)
-}
-
-async fn bind(address: SocketAddr) -> Result<TcpListener, ListenError> {
-    let deadline = Instant::now() + BIND_PATIENCE;
-    loop {
-        match TcpListener::bind(address).await {
-            Ok(listener) => return Ok(listener),
-            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
-                return Err(ListenError::InUse(address));
-            }
-            // An IPv6 address that is still tentative.
-            Err(error)
-                if error.kind() == std::io::ErrorKind::AddrNotAvailable && Instant::now() < deadline =>
-            {
-                tokio::time::sleep(BIND_PAUSE).await;
-            }
-            Err(source) => return Err(ListenError::Other { address, source }),
-        }
-    }
-}
-
-type Answer = Result<Grant, ApiError>;
-
-struct Inner {
-    membership: Membership,
+pub(super) struct Inner {
+    pub(super) membership: Membership,
     tables: Arc<Mutex<dyn Tables>>,
-    waiting: BTreeMap<WaiterId, oneshot::Sender<Answer>>,
+    pub(super) waiting: BTreeMap<WaiterId, oneshot::Sender<Answer>>,
+    /// The node's token; without it nobody changes anything.
+    token: Option<Secret>,
 }
 
 /// The server's state, shared by all connections.
 #[derive(Clone)]
 pub struct Control(Arc<Mutex<Inner>>);
 
-impl Control {
-    /// A server for these jobs.
-    #[must_use]
-    pub fn new(membership: Membership, tables: Arc<Mutex<dyn Tables>>) -> Control {
-        Control(Arc::new(Mutex::new(Inner { membership, tables, waiting: BTreeMap::new() })))
-    }
-
-    /// Answers requests on one listener for ever.
-    ///
-    /// # Errors
-    /// If the listener fails for good.
-    pub async fn serve(self, listener: TcpListener) -> std::io::Result<()> {
-        axum::serve(listener, router(self).into_make_service_with_connect_info::<SocketAddr>()).await
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        // No code panics while it holds the lock; if one did, the tables are still those of a complete step.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+/// What somebody wants to do.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Right<'a> {
+    /// See the node.
+    Look,
+    /// See one job.
+    LookAt(&'a str),
+    /// Change jobs.
+    Manage,
+    /// Be a member of a job.
+    Join(&'a str),
 }
 
-/// The routes.
-fn router(control: Control) -> Router {
-    Router::new()
-        .route("/healthz", get(|| async { "ok\n" }))
-        .route("/v1/jobs", get(list))
-        .route("/v1/jobs/{name}", get(details))
-        .route("/v1/jobs/{name}/join", post(join))
-        .fallback(|| async {
-            ApiError::new(
-                StatusCode::NOT_FOUND,
-                "not_found",
-                "no such page; there are /healthz, /v1/jobs, /v1/jobs/NAME and POST /v1/jobs/NAME/join",
-            )
-        })
-        .method_not_allowed_fallback(|| async {
-            ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "bad_method", "this page takes another method")
-        })
-        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
-        .with_state(control)
-}
-
-/// An answer that is no success.
+/// Whoever asks.
 #[derive(Clone, Debug)]
-struct ApiError {
-    status: StatusCode,
-    body: Refused,
-}
-
-impl ApiError {
-    fn new(status: StatusCode, error: &str, message: impl Into<String>) -> ApiError {
-        let body = Refused { error: error.into(), message: message.into(), missing_ranks: Vec::new() };
-        ApiError { status, body }
-    }
-}
-
-impl From<JoinError> for ApiError {
-    fn from(error: JoinError) -> ApiError {
-        let status = match error {
-            JoinError::UnknownJob { .. } => StatusCode::NOT_FOUND,
-            JoinError::WorldMismatch { .. }
-            | JoinError::TooLongForIpv6 { .. }
-            | JoinError::RankTaken { .. }
-            | JoinError::LayoutMismatch { .. } => StatusCode::CONFLICT,
-            JoinError::BadProtocol(_) | JoinError::BadRank { .. } | JoinError::BadWait => {
-                StatusCode::BAD_REQUEST
-            }
-        };
-        ApiError::new(status, error.code(), error.to_string())
-    }
-}
-
-impl From<EngineError> for ApiError {
-    fn from(error: EngineError) -> ApiError {
-        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "tables", error.to_string())
-    }
-}
-
-impl From<BytesRejection> for ApiError {
-    fn from(rejection: BytesRejection) -> ApiError {
-        ApiError::new(rejection.status(), "bad_request", rejection.body_text())
-    }
-}
-
-impl IntoResponse for ApiError {
-    fn into_response(self) -> Response {
-        (self.status, Json(self.body)).into_response()
-    }
-}
-
-async fn list(State(control): State<Control>) -> Json<JobList> {
-    Json(JobList { jobs: control.lock().membership.list() })
-}
-
-async fn details(
-    State(control): State<Control>,
-    Path(name): Path<String>,
-) -> Result<Json<JobDetails>, ApiError> {
-    let inner = control.lock();
-    let (status, entry, running) = inner.membership.details(&name)?;
-    let Some(running) = running else {
-        return Ok(Json(JobDetails { status, ranks: Vec::new(), slots_in_use: Some(0) }));
-    };
-    let tables = inner.tables.lock().unwrap_or_else(PoisonError::into_inner);
-    let (progress, slots_in_use) = tables.progress(status.job, &entry)?;
-    let ranks =
-        (0u8..).zip(&running.addresses).zip(&progress.ranks).map(|((rank, address), progress)| RankStatus {
-            rank,
-            address: address.to_string(),
-            acknowledged: progress.acknowledged,
-            contributed: progress.contributed,
-        });
-    Ok(Json(JobDetails { status, ranks: ranks.collect(), slots_in_use }))
-}
-
-async fn join(
-    State(control): State<Control>,
-    ConnectInfo(peer): ConnectInfo<SocketAddr>,
-    Path(name): Path<String>,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Grant>, ApiError> {
-    let request: JoinRequest = serde_json::from_slice(&body?).map_err(|error| {
-        ApiError::new(StatusCode::BAD_REQUEST, "bad_request", format!("the body is no join request: {error}"))
-    })?;
-    let entropy = entropy()?;
-    let (mut wait, mut answer, deadline) = control.enter(&name, &request, peer.ip(), entropy)?;
-    let waited = match deadline {
-        Some(deadline) => tokio::time::timeout_at(deadline.into(), &mut answer).await,
-        // The generation was formed at once, so the answer is there.
-        None => Ok((&mut answer).await),
-    };
-    match waited {
-        Ok(Ok(answer)) => answer.map(Json),
-        Ok(Err(_closed)) => {
-            Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the aggregator is stopping"))
-        }
-        Err(_elapsed) => match wait.end() {
-            Some(missing) => Err(ranks_missing(&name, &request, missing)),
-            // The last rank came while we gave up.
-            None => answer
-                .try_recv()
-                .unwrap_or_else(|_| Err(ranks_missing(&name, &request, Vec::new())))
-                .map(Json),
-        },
-    }
-}
-
-fn ranks_missing(name: &str, request: &JoinRequest, missing: Vec<u8>) -> ApiError {
-    info!(job = name, rank = request.rank, missing = %Ranks(&missing), "gave up waiting");
-    // The wait was checked when the rank was admitted.
-    let waited = Duration::try_from_secs_f64(request.wait_seconds).unwrap_or_default();
-    let message = format!(
-        "{} of {} ranks had not joined after {}: {}; start what is missing, or wait longer (--timeout)",
-        missing.len(),
-        request.world,
-        Span(waited),
-        Ranks(&missing)
-    );
-    let mut error = ApiError::new(StatusCode::REQUEST_TIMEOUT, RANKS_MISSING, message);
-    error.body.missing_ranks = missing;
-    error
-}
-
-/// Randomness from the kernel.
-fn entropy() -> Result<Entropy, ApiError> {
-    let drawn = getrandom::u32().and_then(|generation| Ok(Entropy { generation, nonce: getrandom::u64()? }));
-    drawn.map_err(|error| {
-        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "randomness", format!("no randomness: {error}"))
-    })
+pub(super) struct Caller {
+    pub(super) peer: Peer,
+    /// The token that was shown.
+    pub(super) token: Option<String>,
 }
 
 /// A wait that ends when this is dropped: with its answer, or because the worker hung up.
-struct Wait {
+pub(super) struct Wait {
     control: Control,
     name: String,
     waiter: WaiterId,
@@ -323,7 +113,7 @@ struct Wait {
 
 impl Wait {
     /// Ends it; returns the ranks that were missing if nobody had ended it before.
-    fn end(&mut self) -> Option<Vec<u8>> {
+    pub(super) fn end(&mut self) -> Option<Vec<u8>> {
         let mut inner = self.control.lock();
         inner.waiting.remove(&self.waiter);
         inner.membership.abandon(&self.name, self.waiter)
@@ -333,35 +123,83 @@ impl Wait {
 impl Drop for Wait {
     fn drop(&mut self) {
         if let Some(missing) = self.end() {
-            debug!(job = self.name, missing = %Ranks(&missing), "a waiting worker hung up");
+            info!(job = self.name, missing = %Ranks(&missing), "a waiting worker hung up");
         }
     }
 }
 
-type Entered = (Wait, oneshot::Receiver<Answer>, Option<Instant>);
+/// A rank's wait: what ends it, its answer, and when it gives up.
+pub(super) type Entered = (Wait, oneshot::Receiver<Answer>, Option<Instant>);
 
 impl Control {
+    /// A server for these jobs, whose jobs nobody can change.
+    #[must_use]
+    pub fn new(membership: Membership, tables: Arc<Mutex<dyn Tables>>) -> Control {
+        Control(Arc::new(Mutex::new(Inner { membership, tables, waiting: BTreeMap::new(), token: None })))
+    }
+
+    /// With a token for changes.
+    #[must_use]
+    pub fn with_token(self, token: Option<Secret>) -> Control {
+        self.lock().token = token;
+        self
+    }
+
+    /// The pages.
+    #[must_use]
+    pub fn router(&self) -> Router {
+        api::router(self.clone())
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
+        // No code panics while it holds the lock; if one did, the tables are still those of a complete step.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says whether a caller may do something.
+    pub(super) fn authorize(&self, caller: &Caller, right: Right<'_>) -> Result<(), ControlError> {
+        let inner = self.lock();
+        let managing = caller.peer.scope == Scope::Management;
+        let name = match right {
+            Right::Look if managing => return Ok(()),
+            Right::LookAt(_) if managing => return Ok(()),
+            Right::Look => return Err(ControlError::NotHere),
+            Right::Manage if !managing => return Err(ControlError::NotHere),
+            Right::Manage => {
+                let token = inner.token.ok_or(ControlError::ManagementOff)?;
+                return shown(caller, "changes need the node's token", |shown| token.is(shown));
+            }
+            Right::LookAt(name) | Right::Join(name) => name,
+        };
+        let (access, key) = inner.membership.access(name);
+        if access == Access::Open {
+            return Ok(());
+        }
+        let token = inner.token;
+        shown(caller, "this job is open to its key and the node's token only", |shown| {
+            // Both are compared, whatever the first says: a comparison that is left out tells by its time.
+            key.is_some_and(|key| key.is(shown)) | token.is_some_and(|token| token.is(shown))
+        })
+    }
+
     /// A rank joins; if that forms a generation, everybody is answered before this returns.
-    fn enter(
+    pub(super) fn enter(
         &self,
         name: &str,
         request: &JoinRequest,
-        address: IpAddr,
+        peer: Peer,
         entropy: Entropy,
-    ) -> Result<Entered, ApiError> {
+    ) -> Result<Entered, ControlError> {
+        let address = peer.address;
         let mut inner = self.lock();
         let refused =
-            |error: &JoinError| warn!(job = name, rank = request.rank, %address, "refused: {error}");
+            |error: &ControlError| warn!(job = name, rank = request.rank, %address, "refused: {error}");
         let now = Instant::now();
         let joined = inner.membership.join(now, name, request, address, entropy).inspect_err(refused)?;
         info!(job = name, rank = request.rank, %address, "joined");
         let (sender, receiver) = oneshot::channel();
         inner.waiting.insert(joined.waiter, sender);
-        if let Some(old) = joined.replaced.and_then(|old| inner.waiting.remove(&old)) {
-            let message =
-                format!("rank {} joined again from the same address; that wait goes on", request.rank);
-            let _ = old.send(Err(ApiError::new(StatusCode::CONFLICT, "replaced", message)));
-        }
+        inner.tell(joined.replaced, &Err(ControlError::Replaced(request.rank)));
         if let Some(formation) = &joined.formation {
             inner.form(formation);
         }
@@ -369,9 +207,156 @@ impl Control {
         let wait = Wait { control: self.clone(), name: name.into(), waiter: joined.waiter };
         Ok((wait, receiver, deadline))
     }
+
+    pub(super) fn leave(&self, name: &str, request: &LeaveRequest, peer: Peer) -> Result<(), ControlError> {
+        let mut inner = self.lock();
+        match inner.membership.leave(name, request, peer.address)? {
+            Leaving::Waiter(waiter) => {
+                let rank = u8::try_from(request.rank).unwrap_or(u8::MAX);
+                inner.tell([waiter], &Err(ControlError::Left(rank)));
+            }
+            Leaving::Noted => {}
+            Leaving::Last { number, entry } => {
+                inner.write(number, entry)?;
+                inner.membership.finish(number, entry);
+                info!(job = name, generation = request.generation, "all ranks have left");
+            }
+        }
+        info!(job = name, rank = request.rank, "left");
+        Ok(())
+    }
+
+    /// Adds a job, with a key if it is not open to everybody.
+    pub(super) fn create(&self, config: &JobConfig) -> Result<Created, ControlError> {
+        let random = |error: getrandom::Error| ControlError::Randomness(error.to_string());
+        let access = config.access.unwrap_or(Access::Token);
+        let key = (access == Access::Token).then(token::draw).transpose().map_err(random)?;
+        let mut inner = self.lock();
+        let status = inner.membership.create(config, access, key.as_deref().map(Secret::of))?;
+        info!(job = config.name, world = config.world, slots = config.slots, "created");
+        Ok(Created { status, key })
+    }
+
+    /// Deletes a job; its waiting ranks are told, its members get REJOIN.
+    pub(super) fn delete(&self, name: &str) -> Result<(), ControlError> {
+        let random = entropy()?.generation;
+        let mut inner = self.lock();
+        let deletion = inner.membership.plan_deletion(name, random)?;
+        if let Some((number, entry)) = deletion.write {
+            inner.write(number, entry)?;
+        }
+        inner.membership.delete(&deletion, Instant::now());
+        inner.tell(deletion.waiters, &Err(ControlError::JobDeleted(name.into())));
+        info!(job = name, "deleted");
+        Ok(())
+    }
+
+    /// Takes nothing new, or does again; whoever waits is told.
+    pub(super) fn drain(&self, draining: bool) {
+        let mut inner = self.lock();
+        let waiters = inner.membership.set_draining(draining);
+        inner.tell(waiters, &Err(ControlError::Draining));
+        info!(draining, "draining changed");
+    }
+
+    /// One job with its ranks.
+    pub(super) fn details(&self, name: &str) -> Result<JobDetails, ControlError> {
+        let inner = self.lock();
+        let (status, entry, running) = inner.membership.details(name)?;
+        let Some(running) = running else {
+            return Ok(JobDetails { status, ranks: Vec::new(), slots_in_use: Some(0) });
+        };
+        let tables = inner.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        let progress = tables.progress(status.job, &entry)?;
+        let slots_in_use = tables.slots_in_use(&entry, progress.min_ack)?;
+        let ranks =
+            (0u8..).zip(&running.addresses).zip(&progress.ranks).map(|((rank, address), progress)| {
+                RankStatus {
+                    rank,
+                    address: address.to_string(),
+                    acknowledged: progress.acknowledged,
+                    contributed: progress.contributed,
+                }
+            });
+        Ok(JobDetails { status, ranks: ranks.collect(), slots_in_use })
+    }
+
+    /// What time brings: deleted jobs become free, ranks that hold others up are found. To be called a few times a
+    /// second.
+    pub fn tick(&self, now: Instant) {
+        let mut inner = self.lock();
+        for number in inner.membership.closed(now) {
+            match inner.write(number, JobEntry::default()) {
+                Ok(()) => inner.membership.free(number),
+                Err(cause) => error!(number, "cannot clear a deleted job, trying again: {cause}"),
+            }
+        }
+        for (number, entry) in inner.membership.watched() {
+            let progress = {
+                let tables = inner.tables.lock().unwrap_or_else(PoisonError::into_inner);
+                tables.progress(number, &entry)
+            };
+            let observed = progress.map_err(ControlError::from).and_then(|progress| {
+                let random = entropy()?.generation;
+                Ok(inner.membership.observe(now, number, &progress, random))
+            });
+            match observed {
+                Ok(Some(loss)) => inner.lose(&loss),
+                Ok(None) => {}
+                Err(cause) => error!(number, "cannot see how far a job is: {cause}"),
+            }
+        }
+    }
+
+    /// Serves on all listeners until this is dropped.
+    pub async fn serve(self, listeners: Vec<(TcpListener, Scope)>, tls: Option<TlsAcceptor>) {
+        let connections = Connections::new(self.router(), tls);
+        let mut servers = tokio::task::JoinSet::new();
+        for (listener, scope) in listeners {
+            servers.spawn(connections.clone().accept(listener, scope));
+        }
+        while let Some(ended) = servers.join_next().await {
+            let Err(cause) = ended;
+            error!("a listener ended: {cause}");
+        }
+    }
+}
+
+/// The caller showed a token that passes.
+fn shown(caller: &Caller, why: &'static str, passes: impl Fn(&str) -> bool) -> Result<(), ControlError> {
+    match &caller.token {
+        None => Err(ControlError::TokenMissing(why)),
+        Some(token) if passes(token) => Ok(()),
+        Some(_) => Err(ControlError::TokenWrong),
+    }
+}
+
+/// Randomness from the kernel.
+pub(super) fn entropy() -> Result<Entropy, ControlError> {
+    let drawn = getrandom::u32().and_then(|generation| Ok(Entropy { generation, nonce: getrandom::u64()? }));
+    drawn.map_err(|error| ControlError::Randomness(error.to_string()))
+}
+
+impl From<EngineError> for ControlError {
+    fn from(error: EngineError) -> ControlError {
+        ControlError::Tables(error.to_string())
+    }
 }
 
 impl Inner {
+    fn write(&mut self, number: u16, entry: JobEntry) -> Result<(), EngineError> {
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner).write(number, entry)
+    }
+
+    /// Ends waits with an answer.
+    fn tell(&mut self, waiters: impl IntoIterator<Item = WaiterId>, answer: &Answer) {
+        for waiter in waiters {
+            if let Some(sender) = self.waiting.remove(&waiter) {
+                let _ = sender.send(answer.clone());
+            }
+        }
+    }
+
     /// Writes the tables, then answers everybody who waits.
     fn form(&mut self, formation: &Formation) {
         let written = self.tables.lock().unwrap_or_else(PoisonError::into_inner).install(formation);
@@ -382,35 +367,36 @@ impl Inner {
             }
             Err(cause) => {
                 error!(job = formation.name, "cannot form a generation: {cause}");
-                Err(ApiError::from(cause))
+                self.membership.unform(formation);
+                Err(ControlError::from(cause))
             }
         };
-        for waiter in &formation.waiters {
-            if let Some(sender) = self.waiting.remove(waiter) {
-                let _ = sender.send(answer.clone());
-            }
+        self.tell(formation.waiters.iter().copied(), &answer);
+    }
+
+    /// Ranks held the others up for too long.
+    fn lose(&mut self, loss: &Loss) {
+        if let Err(cause) = self.write(loss.number, loss.entry) {
+            error!(job = loss.name, "cannot act on lost ranks, trying again: {cause}");
+            return;
+        }
+        self.membership.lose(loss);
+        let (job, generation, ranks) = (loss.name.as_str(), loss.generation, Ranks(&loss.ranks));
+        match loss.policy {
+            FailurePolicy::Abort => error!(job, generation, "ended: {ranks} held the others up for too long"),
+            FailurePolicy::Shrink => warn!(job, generation, "goes on without {ranks}, held up for too long"),
         }
     }
 }
 
-/// Serves on all listeners until one of them fails.
+/// Serves everything on all listeners, without TLS, for ever.
 ///
 /// # Errors
-/// That failure.
-pub async fn serve_all(control: Control, listeners: Vec<TcpListener>) -> std::io::Result<()> {
-    let mut servers = tokio::task::JoinSet::new();
-    for listener in listeners {
-        servers.spawn(serve_one(control.clone(), listener));
-    }
-    match servers.join_next().await {
-        Some(Ok(result)) => result,
-        Some(Err(error)) => Err(std::io::Error::other(error)),
-        None => std::future::pending().await,
-    }
-}
-
-fn serve_one(control: Control, listener: TcpListener) -> impl Future<Output = std::io::Result<()>> + Send {
-    control.serve(listener)
+/// Never today.
+pub async fn serve_all(control: Control, listeners: Vec<TcpListener>) -> io::Result<()> {
+    let listeners = listeners.into_iter().map(|listener| (listener, Scope::Management)).collect();
+    control.serve(listeners, None).await;
+    Ok(())
 }
 
 #[cfg(test)]

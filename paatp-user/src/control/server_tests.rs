@@ -1,81 +1,10 @@
-//! The server over real sockets on loopback, with tables in memory.
+//! Joining, waiting, losing ranks: over real sockets on loopback, with tables in memory.
 
 use super::*;
-use crate::config::{JobConfig, Jobs};
-use crate::control::protocol::PROTOCOL;
-use std::io::{Read, Write};
-use std::net::TcpStream;
-
-#[derive(Default)]
-struct Memory {
-    installed: Vec<Formation>,
-    fail: bool,
-}
-
-impl Tables for Memory {
-    fn install(&mut self, formation: &Formation) -> Result<(), EngineError> {
-        if self.fail {
-            return Err(EngineError::Gone("eth0".into()));
-        }
-        self.installed.push(formation.clone());
-        Ok(())
-    }
-
-    fn progress(&self, _: u16, entry: &JobEntry) -> Result<(ProgressSnapshot, Option<u32>), EngineError> {
-        let ranks = vec![crate::engine::RankProgress { acknowledged: 3, contributed: 5 }; entry.world.into()];
-        Ok((ProgressSnapshot { ranks, min_ack: 3 }, Some(2)))
-    }
-}
-
-struct Server {
-    address: SocketAddr,
-    tables: Arc<Mutex<Memory>>,
-    control: Control,
-}
-
-/// Starts a server for job `pair` on a thread of its own.
-fn server() -> Server {
-    let config =
-        JobConfig { name: "pair".into(), world: 2, lanes: 352, slots: 256, window: 64, quorum: None };
-    let jobs = Jobs::new(vec![config]).unwrap_or_else(|error| panic!("{error}"));
-    let tables = Arc::new(Mutex::new(Memory::default()));
-    let control = Control::new(Membership::new(&jobs, 20545, 1), tables.clone());
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap_or_else(|error| panic!("{error}"));
-    let address = listener.local_addr().unwrap_or_else(|error| panic!("{error}"));
-    let serving = control.clone();
-    std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let Ok(runtime) = runtime else { return };
-        let _ = runtime.block_on(async {
-            listener.set_nonblocking(true)?;
-            serve_all(serving, vec![TcpListener::from_std(listener)?]).await
-        });
-    });
-    Server { address, tables, control }
-}
-
-fn send(address: SocketAddr, method: &str, path: &str, body: &str) -> TcpStream {
-    let mut stream = TcpStream::connect(address).unwrap_or_else(|error| panic!("{error}"));
-    let _ = stream.set_read_timeout(Some(Duration::from_secs(10)));
-    let length = body.len();
-    let text = format!(
-        "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
-    );
-    stream.write_all(text.as_bytes()).unwrap_or_else(|error| panic!("{error}"));
-    stream
-}
-
-/// Status and body.
-fn receive(mut stream: TcpStream) -> (u16, String) {
-    let mut text = String::new();
-    let _ = stream.read_to_string(&mut text);
-    let status = text.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
-    (status, text.split("\r\n\r\n").nth(1).unwrap_or_default().to_owned())
-}
-
-fn ask(address: SocketAddr, method: &str, path: &str, body: &str) -> (u16, String) {
-    receive(send(address, method, path, body))
-}
+use crate::control::protocol::{JobList, JobState, PROTOCOL};
+use crate::control::testing::{Server, problem, send, send_as, server};
+use crate::engine::RankProgress;
+use std::time::Duration;
 
 fn body(rank: u32, wait: f64) -> String {
     format!(r#"{{"protocol":{PROTOCOL},"rank":{rank},"world":2,"wait_seconds":{wait}}}"#)
@@ -83,55 +12,61 @@ fn body(rank: u32, wait: f64) -> String {
 
 const JOIN: &str = "/v1/jobs/pair/join";
 
-fn refused(body: &str) -> Refused {
-    serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {body}"))
+/// Waits until these ranks wait for the others.
+fn until(server: &Server, wanted: &[u8]) {
+    let waiting = || server.control.lock().membership.list()[0].waiting_ranks.clone();
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while waiting() != wanted && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(waiting(), wanted);
+}
+
+/// Both ranks of `pair` join; returns the grant.
+fn form(server: &Server) -> Grant {
+    let first = send(server.workers, "POST", JOIN, &body(1, 10.0));
+    until(server, &[1]);
+    let (status, second) = server.receive(send(server.workers, "POST", JOIN, &body(0, 10.0)));
+    assert_eq!(status, 200, "{second}");
+    assert_eq!(server.receive(first), (200, second.clone()));
+    serde_json::from_str(&second).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn details(server: &Server) -> JobDetails {
+    let (status, details) = server.ask("GET", "/v1/jobs/pair", "");
+    assert_eq!(status, 200);
+    serde_json::from_str(&details).unwrap_or_else(|error| panic!("{error}"))
 }
 
 #[test]
 fn everybody_gets_the_grant_after_the_tables_are_written() {
     let server = server();
-    let first = send(server.address, "POST", JOIN, &body(1, 10.0));
-    let (status, second) = ask(server.address, "POST", JOIN, &body(0, 10.0));
-    assert_eq!(status, 200, "{second}");
-    assert_eq!(receive(first), (200, second.clone()));
-    let grant: Grant = serde_json::from_str(&second).unwrap_or_else(|error| panic!("{error}"));
-    let installed = server.tables.lock().map(|tables| tables.installed.clone()).unwrap_or_default();
+    let grant = form(&server);
+    let installed = server.tables(|tables| tables.installed.clone());
     assert_eq!(installed.len(), 1);
     assert_eq!((installed[0].entry.generation, installed[0].ranks.len()), (grant.generation, 2));
-    let (status, details) = ask(server.address, "GET", "/v1/jobs/pair", "");
-    let details: JobDetails = serde_json::from_str(&details).unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!((status, details.status.generation), (200, Some(grant.generation)));
+    let details = details(&server);
+    assert_eq!(details.status.generation, Some(grant.generation));
     assert_eq!((details.ranks[1].rank, details.ranks[1].contributed, details.slots_in_use), (1, 5, Some(2)));
 }
 
 #[test]
 fn a_wait_ends_with_the_missing_ranks() {
     let server = server();
-    let (status, text) = ask(server.address, "POST", JOIN, &body(1, 0.05));
-    let answer = refused(&text);
-    assert_eq!((status, answer.error.as_str(), answer.missing_ranks), (408, "ranks_missing", vec![0]));
-    assert!(
-        answer.message.starts_with("1 of 2 ranks had not joined after 50 ms: rank 0;"),
-        "{}",
-        answer.message
-    );
+    let (status, text) = server.ask("POST", JOIN, &body(1, 0.05));
+    let answer = problem(&text);
+    assert_eq!((status, answer.code.as_str(), answer.missing_ranks), (408, "ranks_missing", vec![0]));
+    let expected = "1 of 2 ranks had not joined after 50 ms: rank 0;";
+    assert!(answer.detail.starts_with(expected), "{}", answer.detail);
 }
 
 #[test]
 fn a_worker_that_hangs_up_leaves() {
     let server = server();
-    let waiting = || server.control.lock().membership.list()[0].waiting_ranks.clone();
-    let until = |wanted: &[u8]| {
-        let deadline = Instant::now() + Duration::from_secs(5);
-        while waiting() != wanted && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        assert_eq!(waiting(), wanted);
-    };
-    let stream = send(server.address, "POST", JOIN, &body(1, 10.0));
-    until(&[1]);
-    drop(stream);
-    until(&[]);
+    let sent = send(server.address, "POST", JOIN, &body(1, 10.0));
+    until(&server, &[1]);
+    drop(sent);
+    until(&server, &[]);
     assert!(server.control.lock().waiting.is_empty());
 }
 
@@ -139,47 +74,151 @@ fn a_worker_that_hangs_up_leaves() {
 fn a_second_join_of_a_rank_ends_the_first() {
     let server = server();
     let first = send(server.address, "POST", JOIN, &body(1, 10.0));
-    std::thread::sleep(Duration::from_millis(50));
+    until(&server, &[1]);
     let again = send(server.address, "POST", JOIN, &body(1, 10.0));
-    let (status, text) = receive(first);
-    assert_eq!((status, refused(&text).error.as_str()), (409, "replaced"));
-    assert_eq!(ask(server.address, "POST", JOIN, &body(0, 10.0)).0, 200);
-    assert_eq!(receive(again).0, 200);
+    assert_eq!(server.refusal(first), (409, "replaced".into()));
+    assert_eq!(server.ask("POST", JOIN, &body(0, 10.0)).0, 200);
+    assert_eq!(server.receive(again).0, 200);
 }
 
 #[test]
 fn failed_tables_are_everybodys_error() {
     let server = server();
-    if let Ok(mut tables) = server.tables.lock() {
-        tables.fail = true;
-    }
+    server.tables(|tables| tables.fail = true);
     let first = send(server.address, "POST", JOIN, &body(1, 10.0));
-    std::thread::sleep(Duration::from_millis(50));
-    let (status, text) = ask(server.address, "POST", JOIN, &body(0, 10.0));
-    assert_eq!((status, refused(&text).error.as_str()), (500, "tables"));
-    assert_eq!(receive(first).0, 500);
+    until(&server, &[1]);
+    assert_eq!(server.refusal(send(server.address, "POST", JOIN, &body(0, 10.0))), (500, "tables".into()));
+    assert_eq!(server.refusal(first), (500, "tables".into()));
+    assert_eq!(server.control.lock().membership.list()[0].state, JobState::Idle);
 }
 
 #[test]
-fn bad_requests_have_one_shape() {
+fn a_job_that_is_deleted_tells_whoever_waits_and_frees_what_it_had() {
     let server = server();
-    let bad = |method: &str, path: &str, body: &str| {
-        let (status, text) = ask(server.address, method, path, body);
-        let answer = refused(&text);
-        assert!(!answer.message.is_empty());
-        (status, answer.error)
+    let free = |server: &Server| server.control.lock().membership.node().free_slots;
+    let before = free(&server);
+    form(&server);
+    let waiting = send(server.workers, "POST", JOIN, &body(1, 10.0));
+    until(&server, &[1]);
+    // As long as the tables cannot be written, nothing has happened.
+    server.tables(|tables| tables.fail = true);
+    assert_eq!(server.refusal(send(server.address, "DELETE", "/v1/jobs/pair", "")), (500, "tables".into()));
+    server.tables(|tables| tables.fail = false);
+    assert_eq!(details(&server).status.state, JobState::Forming);
+    assert_eq!(server.ask("DELETE", "/v1/jobs/pair", "").0, 204);
+    assert_eq!(server.refusal(waiting), (410, "job_deleted".into()));
+    assert_eq!(server.refusal(send(server.address, "GET", "/v1/jobs/pair", "")), (404, "unknown_job".into()));
+    let later = Instant::now() + crate::control::membership::CLOSING_TIME;
+    server.tables(|tables| tables.fail = true);
+    server.control.tick(later);
+    assert_eq!(free(&server), before, "not cleared, so not free");
+    server.tables(|tables| tables.fail = false);
+    server.control.tick(later);
+    assert_eq!(free(&server), before + 256);
+    let written = server.tables(|tables| tables.written.clone());
+    assert_eq!(written.last(), Some(&(0, JobEntry::default())));
+}
+
+#[test]
+fn ranks_that_leave_end_the_generation() {
+    let server = server();
+    let grant = form(&server);
+    let leave = |rank: u32, generation: u32| {
+        let text = format!(r#"{{"protocol":1,"rank":{rank},"generation":{generation}}}"#);
+        send(server.workers, "POST", "/v1/jobs/pair/leave", &text)
     };
-    assert_eq!(bad("POST", JOIN, "{"), (400, "bad_request".into()));
-    assert_eq!(bad("POST", JOIN, ""), (400, "bad_request".into()));
-    assert_eq!(bad("POST", JOIN, r#"{"protocol":1,"rank":-1,"world":2,"wait_seconds":1}"#).0, 400);
-    assert_eq!(bad("POST", JOIN, &"x".repeat(MAX_BODY_BYTES + 1)), (413, "bad_request".into()));
-    assert_eq!(bad("POST", "/v1/jobs/other/join", &body(0, 1.0)), (404, "unknown_job".into()));
-    assert_eq!(bad("POST", JOIN, &body(2, 1.0)), (400, "bad_rank".into()));
-    assert_eq!(bad("GET", "/v1/jobs/other", ""), (404, "unknown_job".into()));
-    assert_eq!(bad("GET", "/nowhere", ""), (404, "not_found".into()));
-    assert_eq!(bad("GET", JOIN, ""), (405, "bad_method".into()));
-    assert_eq!(ask(server.address, "GET", "/healthz", ""), (200, "ok\n".into()));
-    let (status, jobs) = ask(server.address, "GET", "/v1/jobs", "");
-    let jobs: JobList = serde_json::from_str(&jobs).unwrap_or_default();
-    assert_eq!((status, jobs.jobs.len()), (200, 1));
+    assert_eq!(server.refusal(leave(0, grant.generation ^ 1)), (409, "no_member".into()));
+    assert_eq!(server.receive(leave(0, grant.generation)).0, 204);
+    assert_eq!(details(&server).status.left_ranks, vec![0]);
+    assert_eq!(server.receive(leave(1, grant.generation)).0, 204);
+    assert_eq!(details(&server).status.state, JobState::Idle);
+    let written = server.tables(|tables| tables.written.clone());
+    assert_eq!(written.iter().map(|(_, entry)| entry.generation).collect::<Vec<_>>(), vec![0]);
+    // A rank that only waits can leave as well.
+    let waiting = send(server.workers, "POST", JOIN, &body(1, 10.0));
+    until(&server, &[1]);
+    let text = r#"{"protocol":1,"rank":1}"#;
+    assert_eq!(server.receive(send(server.workers, "POST", "/v1/jobs/pair/leave", text)).0, 204);
+    assert_eq!(server.refusal(waiting), (409, "left".into()));
+}
+
+#[test]
+fn a_drained_node_tells_whoever_waits() {
+    let server = server();
+    let waiting = send(server.workers, "POST", JOIN, &body(1, 10.0));
+    until(&server, &[1]);
+    let drain =
+        |draining: bool| server.ask("PUT", "/v1/node/drain", &format!(r#"{{"draining":{draining}}}"#)).0;
+    assert_eq!((server.ask("GET", "/readyz", "").0, drain(true)), (200, 200));
+    assert_eq!(server.refusal(waiting), (409, "draining".into()));
+    assert_eq!((server.ask("GET", "/readyz", "").0, server.ask("GET", "/healthz", "").0), (503, 200));
+    assert_eq!(server.refusal(send(server.workers, "POST", JOIN, &body(1, 10.0))), (409, "draining".into()));
+    assert_eq!((drain(false), server.ask("GET", "/readyz", "").0), (200, 200));
+}
+
+#[test]
+fn lost_ranks_are_found_by_the_clock() {
+    let server = server();
+    let job = r#"{"name":"slow","world":2,"access":"open","timeout_seconds":5,"on_failure":"shrink"}"#;
+    assert_eq!(server.ask("POST", "/v1/jobs", job).0, 201);
+    let path = "/v1/jobs/slow/join";
+    let first = send(server.workers, "POST", path, &body(1, 10.0));
+    assert_eq!(server.receive(send(server.workers, "POST", path, &body(0, 10.0))).0, 200);
+    assert_eq!(server.receive(first).0, 200);
+    let rank = |contributed| RankProgress { acknowledged: 0, contributed };
+    server.tables(|tables| tables.progress = Some(vec![rank(9), rank(2)]));
+    let start = Instant::now();
+    server.control.tick(start);
+    server.control.tick(start + Duration::from_millis(4900));
+    assert!(server.tables(|tables| tables.written.is_empty()));
+    // A table that cannot be written now is written the next time.
+    server.tables(|tables| tables.fail = true);
+    server.control.tick(start + Duration::from_secs(5));
+    server.tables(|tables| tables.fail = false);
+    server.control.tick(start + Duration::from_secs(5));
+    let written = server.tables(|tables| tables.written.clone());
+    assert_eq!(
+        written.iter().map(|(number, entry)| (*number, entry.expected)).collect::<Vec<_>>(),
+        vec![(1, 0b01)]
+    );
+    let (_, list) = server.ask("GET", "/v1/jobs", "");
+    let list: JobList = serde_json::from_str(&list).unwrap_or_default();
+    assert_eq!(list.jobs.iter().map(|job| job.lost_ranks.clone()).collect::<Vec<_>>(), [vec![], vec![1]]);
+}
+
+#[test]
+fn jobs_open_to_tokens_open_to_tokens() {
+    let server = server();
+    let (status, created) = server.ask("POST", "/v1/jobs", r#"{"name":"closed","world":1}"#);
+    let created: Created = serde_json::from_str(&created).unwrap_or_else(|error| panic!("{error}"));
+    let key = created.key.unwrap_or_default();
+    assert_eq!((status, key.len(), created.status.access), (201, 64, Access::Token));
+    let join = |token: Option<&str>| {
+        let body = r#"{"protocol":1,"rank":0,"world":1,"wait_seconds":5}"#;
+        send_as(token, server.workers, "POST", "/v1/jobs/closed/join", body)
+    };
+    assert_eq!(server.refusal(join(None)), (401, "token_missing".into()));
+    assert_eq!(server.refusal(join(Some("wrong"))), (401, "token_wrong".into()));
+    assert_eq!(server.receive(join(Some(&key))).0, 200);
+    assert_eq!(server.receive(join(Some(crate::control::testing::TOKEN))).0, 200);
+    let look = |token: Option<&str>| send_as(token, server.workers, "GET", "/v1/jobs/closed", "");
+    assert_eq!(server.refusal(look(None)), (401, "token_missing".into()));
+    assert_eq!(server.receive(look(Some(&key))).0, 200);
+    let leave = |token: Option<&str>| {
+        send_as(
+            token,
+            server.workers,
+            "POST",
+            "/v1/jobs/closed/leave",
+            r#"{"protocol":1,"rank":0,"generation":1}"#,
+        )
+    };
+    assert_eq!(server.refusal(leave(None)), (401, "token_missing".into()));
+    assert_eq!(server.refusal(leave(Some(&key))), (409, "no_member".into()));
+    // The key opens its own job, and no changes.
+    let delete = |token| send_as(token, server.address, "DELETE", "/v1/jobs/closed", "");
+    assert_eq!(server.refusal(delete(Some(&key))), (401, "token_wrong".into()));
+    assert_eq!(server.refusal(delete(None)), (401, "token_missing".into()));
+    // Told once.
+    assert!(!server.ask("GET", "/v1/jobs/closed", "").1.contains(&key));
 }

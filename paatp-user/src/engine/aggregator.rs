@@ -178,7 +178,11 @@ impl Aggregator {
         self.write_job(number, formation.entry)
     }
 
-    fn write_job(&mut self, number: u32, entry: JobEntry) -> Result<(), EngineError> {
+    /// Replaces the entry of a job.
+    ///
+    /// # Errors
+    /// If the table cannot be written.
+    pub fn write_job(&mut self, number: u32, entry: JobEntry) -> Result<(), EngineError> {
         let mut jobs: Array<_, Raw<JobEntry>> = array_mut(&mut self.ebpf, map::JOBS)?;
         jobs.set(number, Raw(entry), 0).map_err(|source| table_error(map::JOBS, source))
     }
@@ -375,12 +379,10 @@ mod tests {
     fn a_build_without_an_object_says_so() {
         let options = Options { interface: "lo".into(), mode: XdpMode::Auto, port_base: 1, ports: 1 };
         let job = crate::config::JobConfig {
-            name: "j".into(),
-            world: 1,
             lanes: 32,
             slots: 2,
             window: 1,
-            quorum: None,
+            ..crate::config::JobConfig::new("j", 1)
         };
         let Ok(jobs) = Jobs::new(vec![job]) else { panic!("refused") };
         let error = Aggregator::start(&[], &options, &jobs).err().map(|error| error.to_string());

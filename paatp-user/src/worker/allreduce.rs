@@ -11,6 +11,7 @@ use thiserror::Error;
 use tracing::{info, warn};
 
 use crate::cli::Allreduce;
+use crate::client::{CredentialError, Server};
 use crate::control::protocol::Grant;
 
 use super::client::{self, ClientError};
@@ -29,6 +30,9 @@ pub enum AllreduceError {
     /// The aggregator's address cannot be read.
     #[error(transparent)]
     Endpoint(#[from] EndpointError),
+    /// Token or certificates cannot be used.
+    #[error(transparent)]
+    Credentials(#[from] CredentialError),
     /// A tensor file cannot be used.
     #[error(transparent)]
     Tensors(#[from] TensorError),
@@ -76,13 +80,14 @@ pub enum AllreduceError {
 /// What failed, why and what to do; the output file is then as it was before.
 pub fn allreduce(args: &Allreduce) -> Result<Report, AllreduceError> {
     let endpoint = Endpoint::resolve(&args.aggregator)?;
+    let server = Server::new(endpoint.clone(), &args.credentials)?;
     let (layout, input) = tensors::read(&args.input)?;
     // Before joining: whoever joins and then fails makes all others wait.
     let output = Output::create(&args.output)?;
     let digest = layout.digest(args.reduction.name());
     let (rank, world) = (u32::from(args.rank), u32::from(args.world));
     let waiting = wait_sign(args);
-    let grant = client::join(&endpoint, &args.job, rank, world, args.timeout, &digest, &waiting);
+    let grant = client::join(&server, &args.job, rank, world, args.timeout, &digest, &waiting);
     waiting.finish_and_clear();
     let grant = grant?;
     info!(job = args.job, rank, generation = grant.generation, "joined");
@@ -107,7 +112,9 @@ pub fn allreduce(args: &Allreduce) -> Result<Report, AllreduceError> {
     let tensors = result.map_err(|source| AllreduceError::Operation {
         job: args.job.clone(),
         rank: args.rank,
-        hint: trouble.map(|kind| udp::trouble_in_words(kind, aggregator)),
+        hint: trouble
+            .map(|kind| udp::trouble_in_words(kind, aggregator))
+            .or_else(|| client::fate(&server, &args.job, grant.generation)),
         source,
     })?;
     if !complete {
@@ -116,6 +123,7 @@ pub fn allreduce(args: &Allreduce) -> Result<Report, AllreduceError> {
             Span(args.timeout)
         );
     }
+    client::leave(&server, &args.job, rank, grant.generation);
     let sha256 = output.finish(&layout, &tensors)?;
     let report = report(args, &grant, &layout, &worker, seconds, sha256, complete);
     write_report(args, &report)?;

@@ -1,23 +1,18 @@
 //! Joins a job at the aggregator's control server.
 
-use std::fmt::Write as _;
-use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
-use paatp_transport::words::Span;
+use paatp_transport::words::{Ranks, Span};
 use thiserror::Error;
-use tracing::{info, warn};
-use ureq::config::Config;
-use ureq::http::Uri;
-use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
-use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
+use tracing::{debug, info, warn};
+use ureq::http::Method;
 
+use crate::client::{Server, escape};
 use crate::control::MAX_WAIT_SECONDS;
-use crate::control::protocol::{Grant, JoinRequest, PROTOCOL, RANKS_MISSING, Refused};
-
-use super::endpoint::Endpoint;
+use crate::control::error::Code;
+use crate::control::protocol::{Grant, JobDetails, JoinRequest, LeaveRequest, PROTOCOL, Problem};
 
 /// Pause before the next attempt to reach an aggregator that does not answer.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
@@ -25,8 +20,8 @@ const RETRY_PAUSE: Duration = Duration::from_millis(200);
 /// How much longer than the server's own wait the connection is held: the server's answer names the missing ranks.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Largest answer, in bytes; a grant has 200, a refusal that names all jobs a few thousand.
-const MAX_ANSWER_BYTES: u64 = 64 << 10;
+/// Longest time for a question whose answer is only good to know.
+const ASIDE: Duration = Duration::from_secs(2);
 
 /// A job could not be joined.
 #[derive(Debug, Error)]
@@ -46,7 +41,7 @@ pub enum ClientError {
         source: Box<ureq::Error>,
     },
     /// The aggregator said no.
-    #[error("the aggregator at {aggregator} refused rank {rank} of job `{job}`: {}", .answer.message)]
+    #[error("the aggregator at {aggregator} refused rank {rank} of job `{job}`: {}", .answer.detail)]
     Refused {
         /// The aggregator.
         aggregator: String,
@@ -55,7 +50,7 @@ pub enum ClientError {
         /// The rank.
         rank: u32,
         /// What it said.
-        answer: Box<Refused>,
+        answer: Box<Problem>,
     },
     /// Something that is no aggregator answered.
     #[error(
@@ -71,25 +66,13 @@ pub enum ClientError {
     },
 }
 
-/// Answers every question with the one address that was resolved before; it may have a zone, which no URI can hold.
-#[derive(Debug)]
-struct Fixed(SocketAddr);
-
-impl Resolver for Fixed {
-    fn resolve(&self, _: &Uri, _: &Config, _: NextTimeout) -> Result<ResolvedSocketAddrs, ureq::Error> {
-        let mut all = self.empty();
-        all.push(self.0);
-        Ok(all)
-    }
-}
-
 /// Joins a job and waits for its other ranks; tries again while nobody answers. `sign` shows that on a terminal, and is
 /// put aside for log lines.
 ///
 /// # Errors
 /// If the aggregator refuses, or the timeout is over.
 pub fn join(
-    endpoint: &Endpoint,
+    server: &Server,
     job: &str,
     rank: u32,
     world: u32,
@@ -97,6 +80,8 @@ pub fn join(
     layout: &str,
     sign: &ProgressBar,
 ) -> Result<Grant, ClientError> {
+    let endpoint = server.endpoint();
+    let path = format!("/v1/jobs/{}/join", escape(job));
     let start = Instant::now();
     let mut told = false;
     loop {
@@ -109,10 +94,10 @@ pub fn join(
             layout: Some(layout.to_owned()),
         };
         sign.suspend(|| info!(aggregator = %endpoint, job, rank, "joining"));
-        let error = match attempt(endpoint, job, &request, left + GRACE) {
-            Ok((status, body)) => match read(endpoint, job, rank, status, &body) {
+        let error = match server.ask(Method::POST, &path, Some(&request), left + GRACE) {
+            Ok((status, body)) => match read(server, job, rank, status, &body) {
                 Err(ClientError::Refused { answer, .. })
-                    if answer.error == RANKS_MISSING && left.as_secs_f64() > MAX_WAIT_SECONDS =>
+                    if answer.code == Code::RANKS_MISSING.name() && left.as_secs_f64() > MAX_WAIT_SECONDS =>
                 {
                     // No server waits for so long: join again.
                     continue;
@@ -121,7 +106,9 @@ pub fn join(
             },
             Err(error) => error,
         };
-        if start.elapsed() + RETRY_PAUSE >= timeout {
+        // More time does not mend a certificate.
+        let is_final = matches!(error, ureq::Error::Tls(_) | ureq::Error::Rustls(_));
+        if is_final || start.elapsed() + RETRY_PAUSE >= timeout {
             return Err(ClientError::NoAggregator {
                 aggregator: endpoint.to_string(),
                 waited: start.elapsed(),
@@ -137,43 +124,45 @@ pub fn join(
     }
 }
 
-/// One request; returns status and body.
-fn attempt(
-    endpoint: &Endpoint,
-    job: &str,
-    request: &JoinRequest,
-    deadline: Duration,
-) -> Result<(u16, Vec<u8>), ureq::Error> {
-    let config = Config::builder()
-        .http_status_as_error(false)
-        // An aggregator is a neighbour; the environment's proxy would make the rank's address the proxy's.
-        .proxy(None)
-        .max_redirects(0)
-        .timeout_global(Some(deadline))
-        .build();
-    let agent = ureq::Agent::with_parts(config, DefaultConnector::default(), Fixed(endpoint.address));
-    let uri = format!("http://aggregator:{}/v1/jobs/{}/join", endpoint.address.port(), escape(job));
-    let mut answer = agent.post(uri).send_json(request)?;
-    let body = answer.body_mut().with_config().limit(MAX_ANSWER_BYTES).read_to_vec()?;
-    Ok((answer.status().as_u16(), body))
-}
-
-/// A name as a part of a path.
-fn escape(name: &str) -> String {
-    let mut escaped = String::new();
-    for byte in name.bytes() {
-        if byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-') {
-            escaped.push(byte.into());
-        } else {
-            let _ = write!(escaped, "%{byte:02X}");
-        }
+/// Says that a rank has all results of its generation. Nothing depends on it but what the aggregator knows.
+pub fn leave(server: &Server, job: &str, rank: u32, generation: u32) {
+    let request = LeaveRequest { protocol: PROTOCOL, rank, generation: Some(generation) };
+    let path = format!("/v1/jobs/{}/leave", escape(job));
+    match server.ask(Method::POST, &path, Some(&request), ASIDE) {
+        Ok((204, _)) => {}
+        Ok((status, _)) => debug!(status, "the aggregator did not take the leave"),
+        Err(error) => debug!("could not leave: {error}"),
     }
-    escaped
 }
 
-fn read(endpoint: &Endpoint, job: &str, rank: u32, status: u16, body: &[u8]) -> Result<Grant, ClientError> {
-    let aggregator = endpoint.to_string();
-    let strange = |detail: String| ClientError::Strange { aggregator: endpoint.to_string(), status, detail };
+/// What became of a generation, as the aggregator tells it: packets cannot say why it is over.
+#[must_use]
+pub fn fate(server: &Server, job: &str, generation: u32) -> Option<String> {
+    let path = format!("/v1/jobs/{}", escape(job));
+    let (status, body) = server.ask(Method::GET, &path, None::<&()>, ASIDE).ok()?;
+    if status != 200 {
+        let problem: Problem = serde_json::from_slice(&body).ok()?;
+        let deleted = problem.code == Code::UNKNOWN_JOB.name();
+        return deleted.then(|| format!("the aggregator has no job `{job}` any more: it was deleted"));
+    }
+    let details: JobDetails = serde_json::from_slice(&body).ok()?;
+    let lost = &details.status.lost_ranks;
+    match details.status.generation {
+        Some(running) if running == generation && lost.is_empty() => None,
+        Some(running) if running != generation => {
+            Some("another run of the job has begun since: its ranks joined again".into())
+        }
+        _ if lost.is_empty() => Some("the aggregator has ended this run of the job".into()),
+        _ => Some(format!(
+            "the aggregator says: {} held the others up for longer than the job allows",
+            Ranks(lost)
+        )),
+    }
+}
+
+fn read(server: &Server, job: &str, rank: u32, status: u16, body: &[u8]) -> Result<Grant, ClientError> {
+    let aggregator = server.endpoint().to_string();
+    let strange = |detail: String| ClientError::Strange { aggregator: aggregator.clone(), status, detail };
     if status == 200 {
         let grant: Grant = serde_json::from_slice(body).map_err(|error| strange(error.to_string()))?;
         if grant.protocol != PROTOCOL || grant.ports == 0 {
@@ -181,18 +170,24 @@ fn read(endpoint: &Endpoint, job: &str, rank: u32, status: u16, body: &[u8]) -> 
         }
         return Ok(grant);
     }
-    let refused: Refused = serde_json::from_slice(body).map_err(|error| strange(error.to_string()))?;
+    let refused: Problem = serde_json::from_slice(body).map_err(|error| strange(error.to_string()))?;
     Err(ClientError::Refused { aggregator, job: job.into(), rank, answer: Box::new(refused) })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::Credentials;
+    use crate::worker::Endpoint;
     use std::io::{Read, Write};
     use std::net::TcpListener;
 
+    fn client(endpoint: Endpoint) -> Server {
+        Server::new(endpoint, &Credentials::default()).unwrap_or_else(|error| panic!("{error}"))
+    }
+
     /// Answers one request with each text.
-    fn server(answers: &'static [&'static str]) -> Endpoint {
+    fn server(answers: &'static [&'static str]) -> Server {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap_or_else(|error| panic!("{error}"));
         let address = listener.local_addr().unwrap_or_else(|error| panic!("{error}"));
         thread::spawn(move || {
@@ -209,21 +204,21 @@ mod tests {
                 let _ = write!(stream, "HTTP/1.1 {answer}");
             }
         });
-        Endpoint { text: "test".into(), address }
+        client(Endpoint { text: "test".into(), address })
     }
 
-    fn ask(endpoint: &Endpoint, timeout: Duration) -> Result<Grant, ClientError> {
-        join(endpoint, "pair", 0, 2, timeout, "x", &ProgressBar::hidden())
+    fn ask(server: &Server, timeout: Duration) -> Result<Grant, ClientError> {
+        join(server, "pair", 0, 2, timeout, "x", &ProgressBar::hidden())
     }
 
-    const MISSING: &str = "408 Request Timeout\r\nContent-Length: 66\r\n\r\n{\"error\":\"ranks_missing\",\"message\":\"rank 1\",\"missing_ranks\":[1,3]}";
+    const MISSING: &str = "408 Request Timeout\r\nContent-Length: 90\r\n\r\n{\"code\":\"ranks_missing\",\"title\":\"\",\"status\":408,\"detail\":\"rank 1\",\"missing_ranks\":[1,3]}";
 
     #[test]
     fn refusals_keep_words_and_ranks() {
         match ask(&server(&[MISSING]), Duration::from_secs(5)) {
             Err(ClientError::Refused { answer, .. }) => {
-                let Refused { error, message, missing_ranks } = *answer;
-                let words = (error.as_str(), message.as_str());
+                let Problem { code, detail, missing_ranks, .. } = *answer;
+                let words = (code.as_str(), detail.as_str());
                 assert_eq!((words, missing_ranks), (("ranks_missing", "rank 1"), vec![1, 3]));
             }
             other => panic!("{other:?}"),
@@ -245,10 +240,10 @@ mod tests {
         let endpoint = server(&[
             MISSING,
             MISSING,
-            "409 Conflict\r\nContent-Length: 32\r\n\r\n{\"error\":\"x\",\"message\":\"enough\"} ",
+            "409 Conflict\r\nContent-Length: 54\r\n\r\n{\"code\":\"x\",\"title\":\"\",\"status\":409,\"detail\":\"enough\"}",
         ]);
         match ask(&endpoint, Duration::from_secs(7200)) {
-            Err(ClientError::Refused { answer, .. }) => assert_eq!(answer.message, "enough"),
+            Err(ClientError::Refused { answer, .. }) => assert_eq!(answer.detail, "enough"),
             other => panic!("{other:?}"),
         }
     }
@@ -257,17 +252,11 @@ mod tests {
     fn nobody_there_is_an_error_after_the_timeout() {
         let listener = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
         let Ok(address) = listener else { panic!("no port") };
-        let endpoint = Endpoint { text: address.to_string(), address };
+        let endpoint = client(Endpoint { text: address.to_string(), address });
         let start = Instant::now();
         let error = ask(&endpoint, Duration::from_millis(500)).map_err(|error| error.to_string());
         assert!(start.elapsed() < Duration::from_secs(3));
         let message = error.err().unwrap_or_default();
         assert!(message.contains("is `paatp run` running there, and is the port right?"), "{message}");
-    }
-
-    #[test]
-    fn names_are_escaped() {
-        assert_eq!(escape("a-b_c.9"), "a-b_c.9");
-        assert_eq!(escape("a/b ?é"), "a%2Fb%20%3F%C3%A9");
     }
 }

@@ -10,3 +10,4 @@ pub mod tensors;
 pub mod udp;
 
 pub use allreduce::{AllreduceError, allreduce};
+pub use endpoint::{Endpoint, EndpointError};

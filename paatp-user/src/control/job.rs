@@ -1,0 +1,311 @@
+//! One job: who waits, who is a member, what the data plane is to know.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use paatp_common::job::{JobEntry, QUORUM_ALL, RankEntry};
+use paatp_common::tag::rank_key;
+
+use crate::config::{Access, FailurePolicy, JobConfig, MemoryKind};
+use crate::engine::ProgressSnapshot;
+
+use super::MAX_WAIT_SECONDS;
+use super::error::ControlError;
+use super::membership::{Formation, Limits, WaiterId, table_address};
+use super::memory::Memory;
+use super::protocol::{Grant, JobState, JobStatus, JoinRequest, PROTOCOL, Sync};
+use super::token::Secret;
+use super::watch::{Terms, Watch};
+
+/// A complete generation, as remembered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Generation {
+    /// Its number.
+    pub number: u32,
+    /// Addresses, by rank.
+    pub addresses: Vec<IpAddr>,
+    /// Ranks that said that they are done.
+    pub left: u64,
+}
+
+/// A rank that waits for the others.
+#[derive(Clone, Debug)]
+pub(super) struct Waiter {
+    pub(super) id: WaiterId,
+    pub(super) address: IpAddr,
+    pub(super) layout: Option<String>,
+    pub(super) deadline: Instant,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Job {
+    pub(super) name: String,
+    pub(super) number: u16,
+    /// All but `expected` and `generation`, which a formation fills in.
+    pub(super) entry: JobEntry,
+    pub(super) memory: Memory,
+    pub(super) access: Access,
+    pub(super) key: Option<Secret>,
+    pub(super) waiting: BTreeMap<u8, Waiter>,
+    pub(super) running: Option<Generation>,
+    pub(super) timeout: Option<Duration>,
+    policy: FailurePolicy,
+    lost: Vec<u8>,
+    watch: Watch,
+}
+
+/// Ranks that held the others up, and what is to be written because of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Loss {
+    /// The job's name.
+    pub name: String,
+    /// Its number.
+    pub number: u16,
+    /// The generation that they belong to.
+    pub generation: u32,
+    /// Who.
+    pub ranks: Vec<u8>,
+    /// What is done: where nobody would be left, a shrink is an abort.
+    pub policy: FailurePolicy,
+    /// The job's new entry.
+    pub entry: JobEntry,
+}
+
+impl Job {
+    /// The values were checked by [`JobConfig::check`], so each fits its field.
+    pub(super) fn new(
+        config: &JobConfig,
+        number: u16,
+        memory: Memory,
+        access: Access,
+        key: Option<Secret>,
+    ) -> Job {
+        let quorum = match config.quorum {
+            Some(quorum) if quorum < config.world => quorum as u8,
+            _ => QUORUM_ALL,
+        };
+        let entry = JobEntry {
+            first_slot: memory.first(),
+            slots: memory.slots(),
+            lanes: config.lanes as u16,
+            window: config.window as u16,
+            world: config.world as u8,
+            quorum,
+            ..JobEntry::default()
+        };
+        Job {
+            name: config.name.clone(),
+            number,
+            entry,
+            memory,
+            access,
+            key,
+            waiting: BTreeMap::new(),
+            running: None,
+            timeout: config.timeout_seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()),
+            policy: config.on_failure,
+            lost: Vec::new(),
+            watch: Watch::default(),
+        }
+    }
+
+    pub(super) fn missing(&self) -> Vec<u8> {
+        (0..self.entry.world).filter(|rank| !self.waiting.contains_key(rank)).collect()
+    }
+
+    /// A rank of this job.
+    pub(super) fn rank(&self, rank: u32) -> Result<u8, ControlError> {
+        let world = self.entry.world;
+        match u8::try_from(rank) {
+            Ok(small) if small < world => Ok(small),
+            _ => Err(ControlError::BadRank { job: self.name.clone(), rank, world }),
+        }
+    }
+
+    /// Checks a join; returns the rank and how long it waits.
+    pub(super) fn admit(
+        &self,
+        request: &JoinRequest,
+        address: IpAddr,
+    ) -> Result<(u8, Duration), ControlError> {
+        let job = || self.name.clone();
+        if request.protocol != PROTOCOL {
+            return Err(ControlError::BadProtocol(request.protocol));
+        }
+        if request.world != u32::from(self.entry.world) {
+            let (rank, theirs, ours) = (request.rank, request.world, self.entry.world);
+            return Err(ControlError::WorldMismatch { job: job(), rank, theirs, ours });
+        }
+        let rank = self.rank(request.rank)?;
+        if !(0.0..=MAX_WAIT_SECONDS).contains(&request.wait_seconds) {
+            return Err(ControlError::BadWait);
+        }
+        if let Some(holder) = self.waiting.get(&rank).map(|waiter| waiter.address)
+            && holder != address
+        {
+            return Err(ControlError::RankTaken { job: job(), rank, holder });
+        }
+        let differs = |waiter: &Waiter| match (&waiter.layout, &request.layout) {
+            (Some(theirs), Some(ours)) => theirs != ours,
+            _ => false,
+        };
+        if let Some((other, _)) = self.waiting.iter().find(|(other, w)| **other != rank && differs(w)) {
+            return Err(ControlError::LayoutMismatch { job: job(), rank, other: *other });
+        }
+        Ok((rank, Duration::from_secs_f64(request.wait_seconds)))
+    }
+
+    /// Everybody is there: the next generation.
+    pub(super) fn form(&mut self, limits: &Limits, generation: u32, nonce: u64) -> Formation {
+        let world = self.entry.world;
+        let waiting = std::mem::take(&mut self.waiting);
+        self.entry.generation = generation;
+        self.entry.expected = u64::MAX >> (64 - u32::from(world));
+        self.watch = Watch::default();
+        self.lost.clear();
+        let ranks = waiting.iter().map(|(rank, waiter)| RankEntry {
+            address: table_address(waiter.address),
+            key: rank_key(nonce, *rank),
+            ..RankEntry::default()
+        });
+        let formation = Formation {
+            name: self.name.clone(),
+            number: self.number,
+            entry: self.entry,
+            ranks: ranks.collect(),
+            waiters: waiting.values().map(|waiter| waiter.id).collect(),
+            grant: Grant {
+                protocol: PROTOCOL,
+                job: self.number,
+                generation,
+                nonce,
+                world,
+                lanes: self.entry.lanes,
+                window: self.entry.window,
+                slots: self.entry.slots,
+                port_base: limits.port_base,
+                ports: limits.ports,
+            },
+        };
+        let addresses = waiting.values().map(|waiter| waiter.address).collect();
+        self.running = Some(Generation { number: generation, addresses, left: 0 });
+        formation
+    }
+
+    /// Ends the generation, in what is remembered here.
+    pub(super) fn end(&mut self, entry: JobEntry) {
+        self.entry = entry;
+        self.running = None;
+    }
+
+    /// The entry that ends the generation for all ranks: their packets are answered with REJOIN, because it has another
+    /// number and still their addresses. Not by clearing `expected`: a slot that a packet under way touches would then
+    /// be complete with whoever is in it.
+    pub(super) const fn ended(&self, number: u32) -> JobEntry {
+        JobEntry { generation: number, ..self.entry }
+    }
+
+    /// Takes in progress; says what is to be done if ranks held the others up for too long.
+    pub(super) fn observe(
+        &mut self,
+        now: Instant,
+        progress: &ProgressSnapshot,
+        next_generation: impl FnOnce() -> u32,
+    ) -> Option<Loss> {
+        let generation = self.running.as_ref()?.number;
+        let terms = Terms { expected: self.entry.expected, slots: self.entry.slots, timeout: self.timeout? };
+        let ranks = self.watch.observe(now, terms, progress);
+        if ranks.is_empty() {
+            return None;
+        }
+        let lost = ranks.iter().fold(0, |bits, rank| bits | 1u64 << rank);
+        let expected = self.entry.expected & !lost;
+        let (policy, entry) = match self.policy {
+            FailurePolicy::Shrink if expected != 0 => {
+                // F8: a bit less in `expected`, nothing else.
+                (FailurePolicy::Shrink, JobEntry { expected, ..self.entry })
+            }
+            _ => (FailurePolicy::Abort, self.ended(next_generation())),
+        };
+        Some(Loss { name: self.name.clone(), number: self.number, generation, ranks, policy, entry })
+    }
+
+    /// A loss was written to the tables.
+    pub(super) fn lose(&mut self, loss: &Loss) {
+        self.lost.extend(&loss.ranks);
+        match loss.policy {
+            FailurePolicy::Shrink => self.entry = loss.entry,
+            FailurePolicy::Abort => self.end(loss.entry),
+        }
+    }
+
+    pub(super) fn sync(&self) -> Sync {
+        match self.entry.quorum {
+            QUORUM_ALL => Sync::Bsp,
+            quorum => Sync::Quorum { quorum: quorum.into() },
+        }
+    }
+
+    /// Changes the synchronisation, in force from the next generation.
+    pub(super) fn set_sync(&mut self, sync: Sync) -> Result<(), ControlError> {
+        let world = u32::from(self.entry.world);
+        let quorum = match sync {
+            Sync::Bsp => QUORUM_ALL,
+            Sync::Quorum { quorum } if quorum == world => QUORUM_ALL,
+            Sync::Quorum { quorum } if (1..world).contains(&quorum) => quorum as u8,
+            Sync::Quorum { quorum } => {
+                let allowed = format!("quorum = {quorum} is not allowed; 1 to {world} ranks are");
+                return Err(ControlError::BadJob(format!("job `{}`: {allowed}", self.name)));
+            }
+            Sync::Ssp { .. } | Sync::Asp => {
+                return Err(ControlError::Unsupported(
+                    "bounded staleness (ssp) and unbounded asynchrony (asp) are not in this version: its workers wait for every operation; use bsp or quorum",
+                ));
+            }
+        };
+        if quorum == self.entry.quorum {
+            return Ok(());
+        }
+        if let Some(running) = &self.running {
+            let generation = running.number;
+            return Err(ControlError::JobRuns { job: self.name.clone(), generation });
+        }
+        self.entry.quorum = quorum;
+        self.entry.epoch = self.entry.epoch.wrapping_add(1);
+        Ok(())
+    }
+
+    pub(super) fn status(&self, slot_bytes: u32) -> JobStatus {
+        let missing_ranks = if self.waiting.is_empty() { Vec::new() } else { self.missing() };
+        let state = match (&self.running, self.waiting.is_empty()) {
+            (_, false) => JobState::Forming,
+            (Some(_), true) => JobState::Running,
+            (None, true) if !self.lost.is_empty() => JobState::Failed,
+            (None, true) => JobState::Idle,
+        };
+        let left = self.running.as_ref().map_or(0, |running| running.left);
+        JobStatus {
+            name: self.name.clone(),
+            job: self.number,
+            state,
+            world: self.entry.world,
+            lanes: self.entry.lanes,
+            window: self.entry.window,
+            slots: self.entry.slots,
+            slot_bytes: u64::from(self.entry.slots) * u64::from(slot_bytes),
+            memory: match self.memory {
+                Memory::Reserved { .. } => MemoryKind::Reserved,
+            },
+            access: self.access,
+            timeout_seconds: self.timeout.map(|timeout| timeout.as_secs_f64()),
+            on_failure: self.policy,
+            sync: self.sync(),
+            generation: self.running.as_ref().map(|running| running.number),
+            waiting_ranks: self.waiting.keys().copied().collect(),
+            missing_ranks,
+            left_ranks: (0..self.entry.world).filter(|rank| left >> rank & 1 == 1).collect(),
+            lost_ranks: self.lost.clone(),
+        }
+    }
+}
