@@ -1,7 +1,8 @@
 //! Whole all-reduces over real sockets on loopback: the program's worker against its control server, with the
 //! aggregation path of `paatp-common` in ordinary memory in place of the XDP program. Needs no privileges.
 
-use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,7 +17,7 @@ use paatp_common::limits::{LANES_PER_BLOCK, MAX_RANKS};
 use paatp_common::progress::Progress;
 use paatp_common::slot::Slot;
 use paatp_user::cli::{Allreduce, Credentials, ReductionName};
-use paatp_user::config::{JobConfig, Jobs};
+use paatp_user::config::{FailurePolicy, JobConfig, Jobs};
 use paatp_user::control::membership::{Formation, Membership, table_address};
 use paatp_user::control::server::{Control, Tables, serve_all};
 use paatp_user::engine::{EngineError, ProgressSnapshot, RankProgress};
@@ -99,6 +100,7 @@ impl Tables for Shared {
 /// A node on loopback; ends with the test.
 struct Node {
     address: SocketAddr,
+    control: Control,
     stop: Arc<AtomicBool>,
     data: Option<JoinHandle<()>>,
 }
@@ -125,25 +127,29 @@ fn sockets() -> (TcpListener, UdpSocket) {
 
 /// Starts a node for job `test`; drops every `loss`-th datagram in each direction.
 fn node(world: u32, loss: Option<u32>) -> Node {
-    let config = JobConfig { lanes: 64, slots: 64, window: 16, ..JobConfig::new("test", world) };
+    node_of(JobConfig { lanes: 64, slots: 64, window: 16, ..JobConfig::new("test", world) }, loss)
+}
+
+fn node_of(config: JobConfig, loss: Option<u32>) -> Node {
     let memory = Arc::new(Mutex::new(Memory::new(&config)));
     let (tcp, udp) = sockets();
     let address = udp.local_addr().unwrap_or_else(|error| panic!("{error}"));
     let jobs = Jobs::new(vec![config]).unwrap_or_else(|error| panic!("{error}"));
     let membership = Membership::new(&jobs, address.port(), 1);
     let control = Control::new(membership, Arc::new(Mutex::new(Shared(memory.clone()))));
+    let serving = control.clone();
     thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let _ = tcp.set_nonblocking(true);
         if let Ok(runtime) = runtime {
             let _ = runtime
-                .block_on(async { serve_all(control, vec![tokio::net::TcpListener::from_std(tcp)?]).await });
+                .block_on(async { serve_all(serving, vec![tokio::net::TcpListener::from_std(tcp)?]).await });
         }
     });
     let stop = Arc::new(AtomicBool::new(false));
     let ending = stop.clone();
     let data = thread::spawn(move || serve_data(&udp, &memory, loss, &ending));
-    Node { address, stop, data: Some(data) }
+    Node { address, control, stop, data: Some(data) }
 }
 
 fn serve_data(udp: &UdpSocket, memory: &Mutex<Memory>, loss: Option<u32>, stop: &AtomicBool) {
@@ -362,4 +368,76 @@ fn values_that_are_not_finite_fail_everybody() {
     assert!(causes.iter().any(|cause| cause.contains("NaN at index 1")), "{causes:?}");
     assert!(causes.iter().any(|cause| cause.contains("rank 1 reported NaN")), "{causes:?}");
     assert!(!folder.path().join("out-0").exists() && !folder.path().join("out-1").exists());
+}
+
+/// A node whose job of three ranks allows a silence of a second. Rank 2 joins and is never heard of again; the others
+/// do what they do while time passes for the daemon.
+fn with_a_dead_rank(on_failure: FailurePolicy) -> (Results, tempfile::TempDir) {
+    let config = JobConfig { lanes: 64, slots: 64, window: 16, ..JobConfig::new("test", 3) };
+    let node = node_of(JobConfig { timeout_seconds: Some(1.0), on_failure, ..config }, None);
+    let folder = folder();
+    (0..2).for_each(|rank| write_input(&folder.path().join(format!("in-{rank}")), rank));
+    let over = AtomicBool::new(false);
+    let results = thread::scope(|scope| {
+        scope.spawn(|| {
+            let body = r#"{"protocol":1,"rank":2,"world":3,"wait_seconds":20}"#;
+            let head = "POST /v1/jobs/test/join HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n";
+            let text = format!("{head}Content-Length: {}\r\n\r\n{body}", body.len());
+            let mut stream = TcpStream::connect(node.address).unwrap_or_else(|error| panic!("{error}"));
+            assert!(stream.write_all(text.as_bytes()).is_ok());
+            let mut answer = String::new();
+            let _ = stream.read_to_string(&mut answer);
+            assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        });
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                node.control.tick(Instant::now());
+                thread::sleep(Duration::from_millis(50));
+            }
+        });
+        let ranks: Vec<_> = (0..2)
+            .map(|rank| {
+                let args = arguments(&node, folder.path(), rank, 3);
+                scope.spawn(move || worker::allreduce(&args))
+            })
+            .collect();
+        let results = ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|_| panic!("a rank panicked")));
+        let results = results.collect();
+        over.store(true, Ordering::Relaxed);
+        results
+    });
+    (results, folder)
+}
+
+/// F8, F9, F10: the others' sum is completed although nothing but repetitions and pulls comes after the shrink.
+#[test]
+fn f8_a_shrunk_job_goes_on_with_the_others_sum() {
+    let (results, folder) = with_a_dead_rank(FailurePolicy::Shrink);
+    for (rank, result) in results.into_iter().enumerate() {
+        let report = result.unwrap_or_else(|error| panic!("rank {rank}: {error:?}"));
+        assert!(report.all_ranks_complete, "those that count");
+        check_sums(&folder.path().join(format!("out-{rank}")), 2);
+    }
+}
+
+#[test]
+fn an_aborted_job_names_the_rank_that_held_it_up() {
+    let (results, folder) = with_a_dead_rank(FailurePolicy::Abort);
+    for (rank, result) in results.into_iter().enumerate() {
+        let message = result.map(drop).map_err(|error| error.to_string()).err().unwrap_or_default();
+        assert!(message.contains("the aggregator says: rank 2 held the others up"), "{message}");
+        assert!(!folder.path().join(format!("out-{rank}")).exists());
+    }
+}
+
+#[test]
+fn ranks_that_are_done_leave() {
+    let (node, folder) = (node(2, None), folder());
+    (0..2).for_each(|rank| write_input(&folder.path().join(format!("in-{rank}")), rank));
+    assert!(run(&node, folder.path(), 2, |_| {}).iter().all(Result::is_ok));
+    let mut stream = TcpStream::connect(node.address).unwrap_or_else(|error| panic!("{error}"));
+    assert!(stream.write_all(b"GET /v1/jobs/test HTTP/1.1\r\nHost: x\r\n\r\n").is_ok());
+    let mut answer = String::new();
+    let _ = stream.read_to_string(&mut answer);
+    assert!(answer.contains("\"state\":\"idle\""), "{answer}");
 }

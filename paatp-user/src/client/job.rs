@@ -317,3 +317,7 @@ fn node_in_words(node: &NodeStatus) -> String {
     ];
     columns(["", ""], &facts).trim_start().to_owned()
 }
+
+#[cfg(test)]
+#[path = "job_tests.rs"]
+mod tests;

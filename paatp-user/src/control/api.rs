@@ -356,3 +356,7 @@ async fn leave(
     control.leave(&name, &request, caller.peer)?;
     Ok(StatusCode::NO_CONTENT)
 }
+
+#[cfg(test)]
+#[path = "api_tests.rs"]
+mod tests;

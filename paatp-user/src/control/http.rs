@@ -307,6 +307,8 @@ mod tests {
     use super::*;
     use crate::control::error::Code;
     use crate::control::protocol::Problem;
+    use crate::control::testing::{send_as, server};
+    use std::io::{Read, Write};
 
     #[test]
     fn places_are_counted_by_address_and_given_back() {
@@ -332,5 +334,91 @@ mod tests {
             (problem.code.as_str(), problem.status),
             (Code::BUSY.name(), Code::BUSY.status().as_u16())
         );
+    }
+
+    /// Who sends half a request holds a place, and nobody up.
+    #[test]
+    fn slow_clients_hold_nobody_up() {
+        let server = server();
+        let half = |address: SocketAddr| {
+            let mut stream = std::net::TcpStream::connect(address).unwrap_or_else(|error| panic!("{error}"));
+            let _ = stream.write_all(b"POST /v1/jobs/pair/join HTTP/1.1\r\nHost: x\r\nContent-Le");
+            stream
+        };
+        let slow: Vec<_> = (0..MAX_CONNECTIONS_OF_A_PEER).map(|_| half(server.workers)).collect();
+        // All places of this address are taken; the one too many is told so.
+        let deadline = std::time::Instant::now() + HEADER_TIME / 2;
+        let refusal = loop {
+            let sent = send_as(None, server.workers, "GET", "/healthz", "");
+            let mut text = String::new();
+            let mut stream = sent.stream;
+            let _ = stream.read_to_string(&mut text);
+            if !text.starts_with("HTTP/1.1 200") || std::time::Instant::now() > deadline {
+                break text;
+            }
+        };
+        assert!(refusal.starts_with("HTTP/1.1 503") && refusal.contains("\"busy\""), "{refusal}");
+        // Managing goes on as ever.
+        let start = std::time::Instant::now();
+        assert_eq!(server.ask("GET", "/v1/jobs", "").0, 200);
+        assert!(start.elapsed() < HEADER_TIME / 2);
+        drop(slow);
+        let deadline = std::time::Instant::now() + HEADER_TIME;
+        loop {
+            let mut text = String::new();
+            let mut stream = send_as(None, server.workers, "GET", "/healthz", "").stream;
+            let _ = stream.read_to_string(&mut text);
+            if text.starts_with("HTTP/1.1 200") {
+                break;
+            }
+            assert!(std::time::Instant::now() < deadline, "places are not given back: {text}");
+        }
+    }
+
+    /// A header that never ends is given up.
+    #[test]
+    fn half_a_header_is_given_up() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.unwrap_or_else(|error| panic!("{error}"));
+        runtime.block_on(async {
+            tokio::time::pause();
+            let (mut client, server) = tokio::io::duplex(1024);
+            let peer = Peer { address: IpAddr::from([127, 0, 0, 1]), scope: Scope::Workers };
+            let start = tokio::time::Instant::now();
+            let router = Router::new();
+            let serving = serve(&router, server, peer);
+            let talking = async {
+                use tokio::io::AsyncWriteExt;
+                loop {
+                    if client.write_all(b"G").await.is_err() {
+                        return;
+                    }
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
+            };
+            tokio::select! { () = serving => {}, () = talking => {} }
+            assert!(start.elapsed() <= HEADER_TIME + Duration::from_secs(2), "{:?}", start.elapsed());
+        });
+    }
+
+    /// An answer that nobody takes is given up.
+    #[test]
+    fn answers_that_nobody_takes_are_given_up() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.unwrap_or_else(|error| panic!("{error}"));
+        runtime.block_on(async {
+            tokio::time::pause();
+            let (mut client, server) = tokio::io::duplex(64);
+            let peer = Peer { address: IpAddr::from([127, 0, 0, 1]), scope: Scope::Workers };
+            let router = Router::new().route("/", axum::routing::get(|| async { "x".repeat(100_000) }));
+            let start = tokio::time::Instant::now();
+            let asking = async {
+                use tokio::io::AsyncWriteExt;
+                let _ = client.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await;
+                std::future::pending::<()>().await;
+            };
+            tokio::select! { () = serve(&router, server, peer) => {}, () = asking => {} }
+            assert_eq!(start.elapsed().as_secs(), ANSWER_TIME.as_secs());
+        });
     }
 }

@@ -23,4 +23,4 @@ pub const DEFAULT_PORT: u16 = 20545;
 pub const MAX_WAIT_SECONDS: f64 = 3600.0;
 
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;

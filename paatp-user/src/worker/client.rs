@@ -211,7 +211,7 @@ mod tests {
         join(server, "pair", 0, 2, timeout, "x", &ProgressBar::hidden())
     }
 
-    const MISSING: &str = "408 Request Timeout\r\nContent-Length: 90\r\n\r\n{\"code\":\"ranks_missing\",\"title\":\"\",\"status\":408,\"detail\":\"rank 1\",\"missing_ranks\":[1,3]}";
+    const MISSING: &str = "408 Request Timeout\r\nContent-Length: 88\r\n\r\n{\"code\":\"ranks_missing\",\"title\":\"\",\"status\":408,\"detail\":\"rank 1\",\"missing_ranks\":[1,3]}";
 
     #[test]
     fn refusals_keep_words_and_ranks() {
