@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use paatp_common::limits::{MAX_PORTS, MAX_RANKS};
 use paatp_transport::Reduction;
@@ -107,14 +108,19 @@ pub enum Command {
     Job(Job),
 }
 
+/// A path that may be empty, to say "none".
+fn maybe_file() -> impl TypedValueParser<Value = PathBuf> {
+    OsStringValueParser::new().map(PathBuf::from)
+}
+
 /// How a client shows who it is, and knows whom it speaks to.
 #[derive(Clone, Debug, Default, Args)]
 pub struct Credentials {
     /// File with the job's key or the aggregator's token. Never give a token itself on a command line.
-    #[arg(long, value_name = "FILE", env = "PAATP_TOKEN_FILE", hide_env_values = true)]
+    #[arg(long, global = true, value_name = "FILE", env = "PAATP_TOKEN_FILE", hide_env_values = true, value_parser = maybe_file())]
     pub token_file: Option<PathBuf>,
     /// Speak TLS to the aggregator, whose certificate must be signed by one in this PEM file.
-    #[arg(long, value_name = "FILE.pem", env = "PAATP_TLS_CA", hide_env_values = true)]
+    #[arg(long, global = true, value_name = "FILE.pem", env = "PAATP_TLS_CA", hide_env_values = true, value_parser = maybe_file())]
     pub tls_ca: Option<PathBuf>,
 }
 
@@ -168,12 +174,13 @@ pub struct Run {
     /// Write all packet counters to this file as JSON, at exit and on SIGUSR1.
     #[arg(long, value_name = "FILE")]
     pub json_counters: Option<PathBuf>,
-    /// Kernel memory for the results of all jobs together: 256MiB, 1GiB [default: 64MiB, or what the jobs need].
+    /// Kernel memory for the results of all jobs together: 256MiB, 1GiB; 0 stands for what the jobs given here need
+    /// [default: 64MiB, or what they need if that is more].
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub memory: Option<u64>,
     /// File with the token that changes of jobs need; made at the first start, readable by its owner only. An empty name
     /// stands for none: then nobody can change jobs [default: /var/lib/paatp/token].
-    #[arg(long, value_name = "FILE", env = "PAATP_TOKEN_FILE", hide_env_values = true)]
+    #[arg(long, value_name = "FILE", env = "PAATP_TOKEN_FILE", hide_env_values = true, value_parser = maybe_file())]
     pub token_file: Option<PathBuf>,
     /// Address that jobs can be managed at (`paatp job`), besides 127.0.0.1 and ::1.
     #[arg(long, value_name = "ADDR[:PORT]", env = "PAATP_CONTROL", hide_env_values = true)]

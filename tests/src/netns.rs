@@ -80,6 +80,8 @@ impl Namespace {
     #[must_use]
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
+        // No token outside the lab is read or made; a test that wants one names its own.
+        command.env("PAATP_TOKEN_FILE", "");
         command.stdin(Stdio::null()).process_group(0);
         let file = Arc::clone(&self.file);
         let parent = std::process::id();

@@ -303,6 +303,10 @@ impl AggregatorOptions {
         args.extend(["--job".into(), self.job.clone(), "--world".into(), self.world.to_string()]);
         args.extend(["--lanes".into(), self.lanes.to_string(), "--port".into(), PORT.to_string()]);
         args.extend(["--slots".into(), self.slots.to_string(), "--window".into(), self.window.to_string()]);
+        if !self.more.iter().any(|arg| arg == "--memory") {
+            // No slots but the job's: tests that damage slots are to hit those in use.
+            args.extend(["--memory".into(), "0".into()]);
+        }
         args.extend(self.more.iter().cloned());
         args
     }

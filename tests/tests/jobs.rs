@@ -1,0 +1,200 @@
+//! Jobs that come and go over the control API while the aggregator runs.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is the failure report here")]
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use paatp_common::Event;
+use paatp_tests::gradients::synthetic;
+use paatp_tests::kernel::Maps;
+use paatp_tests::lab::{Family, Host};
+use paatp_tests::process::{Aggregator, AggregatorOptions, Process, WorkerCommand, paatp, wait_until};
+use paatp_tests::{Dtype, Gradient, Lab, Layout, require_bpf};
+use serde_json::Value;
+
+/// A worker with little to do, on a busy machine.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A lab of two workers with an aggregator whose jobs can be changed.
+struct Bench {
+    lab: Lab,
+    aggregator: Aggregator,
+    folder: tempfile::TempDir,
+}
+
+impl Bench {
+    fn new(workers: usize, more: &[&str]) -> Bench {
+        let folder = tempfile::tempdir().unwrap();
+        let lab = Lab::new(Layout::workers(workers)).unwrap();
+        let token = folder.path().join("token").display().to_string();
+        let mut all = vec!["--token-file".to_owned(), token];
+        all.extend(more.iter().map(|arg| (*arg).to_owned()));
+        let options = AggregatorOptions { more: all, ..AggregatorOptions::world(workers) };
+        let aggregator = Aggregator::start(&lab, &options).unwrap();
+        Bench { lab, aggregator, folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// `paatp job …` on a host; its output, and whether it went well.
+    fn job(&self, host: &Host, args: &str) -> (bool, String) {
+        let mut command = host.namespace.command(paatp().unwrap());
+        command.arg("job").args(args.split_whitespace()).arg("--token-file").arg(self.path("token"));
+        let finished = Process::spawn("paatp job", command).unwrap().wait(DEADLINE).unwrap();
+        (finished.is_success(), finished.output)
+    }
+
+    fn manage(&self, args: &str) -> String {
+        let (well, output) = self.job(&self.lab.aggregator, args);
+        assert!(well, "{args}: {output}");
+        output
+    }
+
+    fn node(&self) -> Value {
+        serde_json::from_str(&self.manage("node --json")).unwrap()
+    }
+
+    fn worker(&self, job: &str, rank: usize, world: usize, key: Option<&Path>) -> Process {
+        let mut worker = WorkerCommand::new(&self.lab, Family::V4, rank, world, self.folder.path());
+        worker.job = job.into();
+        let mut command = self.lab.workers[rank].namespace.command(paatp().unwrap());
+        command.args(worker.args());
+        if let Some(key) = key {
+            command.arg("--token-file").arg(key);
+        }
+        Process::spawn(format!("rank {rank} of {job}"), command).unwrap()
+    }
+
+    fn inputs(&self, inputs: &[Gradient]) {
+        for (rank, gradient) in inputs.iter().enumerate() {
+            gradient.write(&self.path(&format!("input-rank{rank}.safetensors"))).unwrap();
+        }
+    }
+
+    /// All ranks of a job; their results.
+    fn run(&self, job: &str, world: usize, key: Option<&Path>) -> Vec<Vec<u8>> {
+        let workers: Vec<Process> = (0..world).map(|rank| self.worker(job, rank, world, key)).collect();
+        for mut worker in workers {
+            let finished = worker.wait(DEADLINE).unwrap();
+            assert!(finished.is_success(), "{}\n{}", finished.output, self.aggregator.process.output());
+        }
+        (0..world)
+            .map(|rank| fs::read(self.path(&format!("output-rank{rank}.safetensors"))).unwrap())
+            .collect()
+    }
+
+    fn descriptors(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/fd", self.aggregator.process.pid())).unwrap().count()
+    }
+}
+
+#[test]
+fn jobs_come_and_go() {
+    if !require_bpf("jobs::jobs_come_and_go") {
+        return;
+    }
+    let bench = Bench::new(2, &["--memory", "2MiB"]);
+    assert_eq!(fs::metadata(bench.path("token")).unwrap().mode() & 0o777, 0o600);
+    bench.inputs(&synthetic(2, 7, &[(Dtype::F32, 20_000), (Dtype::I32, 500)], 1.0));
+    // The same bits, whichever job and whichever slots.
+    let expected = bench.run("lab", 2, None);
+    assert_eq!(expected[0], expected[1]);
+    let maps = Maps::on(&bench.lab.aggregator.namespace, &bench.lab.aggregator.interface).unwrap();
+    let (before, descriptors) = (bench.node(), bench.descriptors());
+    assert_eq!((before["jobs"].as_u64(), before["slots"].as_u64()), (Some(1), Some(1424)));
+    for round in 0..12 {
+        let (name, key) = (format!("job-{}", round % 3), bench.path(&format!("key-{round}")));
+        let slots = 128 << (round % 3);
+        bench.manage(&format!(
+            "create {name} --world 2 --slots {slots} --window 32 --key-file {}",
+            key.display()
+        ));
+        if round == 0 {
+            let finished = bench.worker(&name, 0, 2, None).wait(DEADLINE).unwrap();
+            assert!(
+                !finished.is_success() && finished.output.contains("--token-file"),
+                "{}",
+                finished.output
+            );
+        }
+        assert_eq!(bench.run(&name, 2, Some(&key)), expected, "round {round}");
+        bench.manage(&format!("delete {name}"));
+    }
+    assert_eq!(bench.run("lab", 2, None), expected);
+    wait_until("deleted jobs were free", DEADLINE, || Ok(bench.node()["closing_jobs"] == 0)).unwrap();
+    assert_eq!(bench.node(), before);
+    wait_until("connections were closed", DEADLINE, || Ok(bench.descriptors() <= descriptors)).unwrap();
+    let jobs = maps.array::<[u8; 32]>("JOBS").unwrap();
+    for number in 1..64 {
+        assert_eq!(jobs.get(&number, 0).unwrap(), [0; 32], "entry {number}");
+    }
+    assert!(bench.aggregator.stop().unwrap().is_success());
+}
+
+#[test]
+fn workers_addresses_are_for_workers() {
+    if !require_bpf("jobs::workers_addresses_are_for_workers") {
+        return;
+    }
+    let bench = Bench::new(2, &[]);
+    let there = format!("--control {}", bench.lab.aggregator.address(Family::V4));
+    // Even with the token.
+    for line in ["delete lab", "list", "drain", "create new --world 2"] {
+        let (well, output) = bench.job(&bench.lab.workers[0], &format!("{line} {there}"));
+        assert!(!well && output.contains("serves workers only"), "{line}: {output}");
+    }
+    let (well, output) = bench.job(&bench.lab.workers[0], &format!("show lab {there}"));
+    assert!(well && output.contains("idle"), "{output}");
+    assert!(bench.aggregator.stop().unwrap().is_success());
+}
+
+/// Members of a job that is deleted under them learn of it at once, and by name.
+#[test]
+fn members_of_a_deleted_job_are_told() {
+    if !require_bpf("jobs::members_of_a_deleted_job_are_told") {
+        return;
+    }
+    let bench = Bench::new(2, &[]);
+    bench.inputs(&synthetic(2, 3, &[(Dtype::F32, 8_000_000)], 1.0));
+    let maps = Maps::on(&bench.lab.aggregator.namespace, &bench.lab.aggregator.interface).unwrap();
+    let mut workers: Vec<Process> = (0..2).map(|rank| bench.worker("lab", rank, 2, None)).collect();
+    wait_until("some results were out", DEADLINE, || Ok(maps.counters()?.noted(Event::Results) > 300))
+        .unwrap();
+    bench.manage("delete lab");
+    for worker in &mut workers {
+        let finished = worker.wait(Duration::from_secs(20)).unwrap();
+        assert!(!finished.is_success(), "it was deleted too late");
+        assert!(finished.output.contains("has no job `lab` any more"), "{}", finished.output);
+    }
+}
+
+/// F8 through the kernel: a rank that is killed holds the others up for the job's timeout, then they go on.
+#[test]
+fn f8_a_shrunk_job_goes_on() {
+    if !require_bpf("jobs::f8_a_shrunk_job_goes_on") {
+        return;
+    }
+    let bench = Bench::new(3, &["--memory", "2MiB"]);
+    bench.inputs(&synthetic(3, 5, &[(Dtype::F32, 4_000_000)], 1.0));
+    bench.manage("create shrinks --world 3 --access open --timeout 1s --on-failure shrink");
+    let maps = Maps::on(&bench.lab.aggregator.namespace, &bench.lab.aggregator.interface).unwrap();
+    let mut workers: Vec<Process> = (0..3).map(|rank| bench.worker("shrinks", rank, 3, None)).collect();
+    wait_until("some results were out", DEADLINE, || Ok(maps.counters()?.noted(Event::Results) > 300))
+        .unwrap();
+    workers[1].signal(Signal::SIGKILL).unwrap();
+    assert!(!workers[0].has_ended().unwrap(), "rank 1 was killed too late");
+    for rank in [0, 2] {
+        let finished = workers[rank].wait(DEADLINE).unwrap();
+        assert!(finished.is_success(), "rank {rank}: {}", finished.output);
+    }
+    let output = |rank: usize| fs::read(bench.path(&format!("output-rank{rank}.safetensors"))).unwrap();
+    assert!(output(0) == output(2), "both have the same bits");
+    let shown = bench.manage("show shrinks");
+    assert!(shown.lines().any(|line| line.starts_with("lost ranks") && line.ends_with('1')), "{shown}");
+}
