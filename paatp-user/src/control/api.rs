@@ -1,5 +1,6 @@
 //! The pages of the control server, and the document that describes them.
 
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use axum::Router;
@@ -9,7 +10,6 @@ use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, WWW_AUTHENTICATE};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Json, Response};
-use axum::routing::get;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use paatp_transport::words::{Ranks, Span};
 use serde::de::DeserializeOwned;
@@ -37,9 +37,6 @@ const BODY_TIME: Duration = Duration::from_secs(10);
 
 /// Media type of refusals (RFC 9457).
 pub(super) const PROBLEM_TYPE: &str = "application/problem+json";
-
-/// Where the document is.
-const DOCUMENT: &str = "/v1/openapi.json";
 
 /// What the document says beside pages and types.
 #[derive(OpenApi)]
@@ -74,6 +71,7 @@ impl Modify for Token {
 /// Pages and their document.
 pub(super) fn parts() -> (Router<Control>, utoipa::openapi::OpenApi) {
     OpenApiRouter::with_openapi(Document::openapi())
+        .routes(routes!(openapi))
         .routes(routes!(healthz))
         .routes(routes!(readyz))
         .routes(routes!(node))
@@ -88,13 +86,18 @@ pub(super) fn parts() -> (Router<Control>, utoipa::openapi::OpenApi) {
 
 /// All pages.
 pub(super) fn router(control: Control) -> Router {
-    let (router, document) = parts();
-    let document = Json(document);
-    router
-        .route(DOCUMENT, get(move || async move { document.clone() }))
+    parts()
+        .0
         .fallback(|| async { ControlError::NotFound })
         .method_not_allowed_fallback(|| async { ControlError::BadMethod })
         .with_state(control)
+}
+
+/// This document.
+#[utoipa::path(get, path = "/v1/openapi.json", tag = "node", responses((status = 200, body = serde_json::Value)))]
+async fn openapi() -> Json<&'static utoipa::openapi::OpenApi> {
+    static DOCUMENT: OnceLock<utoipa::openapi::OpenApi> = OnceLock::new();
+    Json(DOCUMENT.get_or_init(|| parts().1))
 }
 
 impl IntoResponse for ControlError {

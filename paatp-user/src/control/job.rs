@@ -234,6 +234,7 @@ impl Job {
     /// A loss was written to the tables.
     pub(super) fn lose(&mut self, loss: &Loss) {
         self.lost.extend(&loss.ranks);
+        self.watch.begin_anew();
         match loss.policy {
             FailurePolicy::Shrink => self.entry = loss.entry,
             FailurePolicy::Abort => self.end(loss.entry),

@@ -146,7 +146,6 @@ impl Control {
     }
 
     /// The pages.
-    #[must_use]
     pub fn router(&self) -> Router {
         api::router(self.clone())
     }

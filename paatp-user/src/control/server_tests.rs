@@ -171,10 +171,12 @@ fn lost_ranks_are_found_by_the_clock() {
     server.control.tick(start);
     server.control.tick(start + Duration::from_millis(4900));
     assert!(server.tables(|tables| tables.written.is_empty()));
-    // A table that cannot be written now is written the next time.
+    // A table that cannot be read or written now is read or written the next time.
     server.tables(|tables| tables.fail = true);
     server.control.tick(start + Duration::from_secs(5));
-    server.tables(|tables| tables.fail = false);
+    server.tables(|tables| (tables.fail, tables.fail_writes) = (false, true));
+    server.control.tick(start + Duration::from_secs(5));
+    server.tables(|tables| tables.fail_writes = false);
     server.control.tick(start + Duration::from_secs(5));
     let written = server.tables(|tables| tables.written.clone());
     assert_eq!(

@@ -33,6 +33,7 @@ pub(crate) struct Memory {
     pub(crate) written: Vec<(u16, JobEntry)>,
     pub(crate) progress: Option<Vec<RankProgress>>,
     pub(crate) fail: bool,
+    pub(crate) fail_writes: bool,
 }
 
 impl Memory {
@@ -49,6 +50,9 @@ impl Tables for Memory {
     }
 
     fn write(&mut self, number: u16, entry: JobEntry) -> Result<(), EngineError> {
+        if self.fail_writes {
+            return Err(EngineError::Gone("eth0".into()));
+        }
         self.check()?;
         self.written.push((number, entry));
         Ok(())

@@ -35,8 +35,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Takes in where the ranks stand; returns those that have been in the way for the whole timeout. After that the
-    /// time of all others begins anew: what they waited for may have been just that.
+    /// Takes in where the ranks stand; returns those that have been in the way for the whole timeout.
     pub fn observe(&mut self, now: Instant, terms: Terms, progress: &ProgressSnapshot) -> Vec<u8> {
         self.ranks.resize(progress.ranks.len(), Watched::default());
         let mut dead = Vec::new();
@@ -52,10 +51,12 @@ impl Watch {
                 dead.push(rank);
             }
         }
-        if !dead.is_empty() {
-            self.ranks.iter_mut().for_each(|watched| watched.in_the_way_since = None);
-        }
         dead
+    }
+
+    /// Ranks were lost: the time of all others begins anew, for what they waited for may have been just those.
+    pub fn begin_anew(&mut self) {
+        self.ranks.iter_mut().for_each(|watched| watched.in_the_way_since = None);
     }
 }
 
@@ -103,8 +104,16 @@ mod tests {
             Case { watch: Watch::default(), start: Instant::now() }
         }
 
+        /// Whoever is found is taken out.
         fn see(&mut self, seconds: u64, terms: Terms, ranks: &[(u32, u32)]) -> Vec<u8> {
-            self.watch.observe(self.start + Duration::from_secs(seconds), terms, &at(ranks))
+            let now = self.start + Duration::from_secs(seconds);
+            let dead = self.watch.observe(now, terms, &at(ranks));
+            // As long as nothing was done about them, they are found again.
+            assert_eq!(self.watch.observe(now, terms, &at(ranks)), dead);
+            if !dead.is_empty() {
+                self.watch.begin_anew();
+            }
+            dead
         }
     }
 

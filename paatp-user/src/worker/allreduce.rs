@@ -114,7 +114,7 @@ pub fn allreduce(args: &Allreduce) -> Result<Report, AllreduceError> {
         rank: args.rank,
         hint: trouble
             .map(|kind| udp::trouble_in_words(kind, aggregator))
-            .or_else(|| client::fate(&server, &args.job, grant.generation)),
+            .or_else(|| why(&server, args, grant.generation, &source)),
         source,
     })?;
     if !complete {
@@ -128,6 +128,14 @@ pub fn allreduce(args: &Allreduce) -> Result<Report, AllreduceError> {
     let report = report(args, &grant, &layout, &worker, seconds, sha256, complete);
     write_report(args, &report)?;
     Ok(report)
+}
+
+/// What the aggregator knows of a generation that has ended, where the network does not tell.
+fn why(server: &Server, args: &Allreduce, generation: u32, error: &OperationError) -> Option<String> {
+    use OperationError::{NoAnswer, Rejoin, Timeout};
+    matches!(error, NoAnswer { .. } | Rejoin | Timeout { .. })
+        .then(|| client::fate(server, &args.job, generation))
+        .flatten()
 }
 
 fn membership(grant: &Grant, rank: u8) -> Membership {
