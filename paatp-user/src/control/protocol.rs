@@ -14,10 +14,13 @@ pub const PROTOCOL: u32 = 1;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct JoinRequest {
     /// [`PROTOCOL`].
+    #[schema(minimum = 1, maximum = 1)]
     pub protocol: u32,
     /// The rank that asks.
+    #[schema(maximum = 63)]
     pub rank: u32,
     /// The number of ranks that it expects.
+    #[schema(minimum = 1, maximum = 64)]
     pub world: u32,
     /// How long it waits for the others, in seconds.
     #[schema(minimum = 0, maximum = 3600)]
@@ -59,8 +62,10 @@ pub struct Grant {
 #[serde(deny_unknown_fields)]
 pub struct LeaveRequest {
     /// [`PROTOCOL`].
+    #[schema(minimum = 1, maximum = 1)]
     pub protocol: u32,
     /// The rank that leaves.
+    #[schema(maximum = 63)]
     pub rank: u32,
     /// The generation that it was granted; absent if it still waits for one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -95,6 +100,7 @@ pub enum Sync {
     /// So many contributions complete a chunk.
     Quorum {
         /// How many.
+        #[schema(minimum = 1, maximum = 64)]
         quorum: u32,
     },
     /// Ranks may be so many operations apart. Not in this version.
