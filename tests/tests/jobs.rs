@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use paatp_common::Event;
+use paatp_common::job::JobEntry;
 use paatp_tests::gradients::synthetic;
 use paatp_tests::kernel::Maps;
 use paatp_tests::lab::{Family, Host};
@@ -132,7 +133,8 @@ fn jobs_come_and_go() {
     wait_until("connections were closed", DEADLINE, || Ok(bench.descriptors() <= descriptors)).unwrap();
     let jobs = maps.array::<[u8; 32]>("JOBS").unwrap();
     for number in 1..64 {
-        assert_eq!(jobs.get(&number, 0).unwrap(), [0; 32], "entry {number}");
+        let entry: JobEntry = bytemuck::pod_read_unaligned(&jobs.get(&number, 0).unwrap());
+        assert_eq!(entry.generation, 0, "entry {number}");
     }
     assert!(bench.aggregator.stop().unwrap().is_success());
 }
@@ -191,7 +193,9 @@ fn f8_a_shrunk_job_goes_on() {
     assert!(!workers[0].has_ended().unwrap(), "rank 1 was killed too late");
     for rank in [0, 2] {
         let finished = workers[rank].wait(DEADLINE).unwrap();
-        assert!(finished.is_success(), "rank {rank}: {}", finished.output);
+        let daemon = bench.aggregator.process.output();
+        let shown = bench.manage("show shrinks");
+        assert!(finished.is_success(), "rank {rank}: {}\n{daemon}\n{shown}", finished.output);
     }
     let output = |rank: usize| fs::read(bench.path(&format!("output-rank{rank}.safetensors"))).unwrap();
     assert!(output(0) == output(2), "both have the same bits");
