@@ -84,9 +84,9 @@ impl Tables for Shared {
 
     fn progress(&self, _: u16, entry: &JobEntry) -> Result<ProgressSnapshot, EngineError> {
         let memory = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let rank = |rank| RankProgress {
-            acknowledged: memory.progress.acks.of(entry.generation, rank).0,
-            contributed: memory.progress.contributed.of(entry.generation, rank).0,
+        let rank = |rank| {
+            let (acknowledged, contributed) = memory.progress.reached(entry.generation, rank);
+            RankProgress { acknowledged: acknowledged.0, contributed: contributed.0 }
         };
         let ranks = (0..usize::from(entry.world)).map(rank).collect();
         Ok(ProgressSnapshot { ranks, min_ack: memory.progress.acks.floor(entry.generation).0 })
