@@ -17,8 +17,8 @@ use crate::workspace::{Profile, Workspace};
 
 /// The target of the eBPF crate.
 pub const TARGET: &str = "bpfel-unknown-none";
-/// The binaries of the eBPF crate: the program, and the programs that tests put on the path.
-const OBJECTS: [&str; 2] = ["paatp", "lab"];
+/// The binaries of the eBPF crate: the aggregator, the programs that tests put on the path, what a worker loads.
+const OBJECTS: [&str; 3] = ["paatp", "lab", "worker"];
 /// The LLVM that learnt to load a misaligned word with one instruction.
 const MISALIGNED_SINCE: u32 = 22;
 

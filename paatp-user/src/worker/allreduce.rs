@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use paatp_common::wire::HEADER_BYTES;
 use paatp_transport::words::Span;
 use paatp_transport::{Membership, MembershipError, OperationError, Settings, Worker};
 use thiserror::Error;
@@ -15,11 +16,13 @@ use crate::client::{CredentialError, Server};
 use crate::control::protocol::Grant;
 
 use super::client::{self, ClientError};
+use super::drive::{self, Clock, DriveError, Outcome, Path};
+use super::driver::Driver;
 use super::endpoint::{Endpoint, EndpointError};
 use super::report::{Report, SCHEMA_VERSION, StatisticsReport};
-use super::socket::{DataSocket, SocketError};
+use super::socket::{Buffers, DataSocket, SocketError, Target};
 use super::tensors::{self, Layout, Output, TensorError};
-use super::udp::{self, Clock, DriveError, Outcome};
+use super::udp::UdpDriver;
 
 /// Shortest time between two updates of the progress bar.
 const BAR_INTERVAL: Duration = Duration::from_millis(100);
@@ -91,9 +94,12 @@ pub fn allreduce(args: &Allreduce) -> Result<Report, AllreduceError> {
     waiting.finish_and_clear();
     let grant = grant?;
     info!(job = args.job, rank, generation = grant.generation, "joined");
-    let socket = DataSocket::open(endpoint.address, grant.port_base, grant.ports)?;
-    udp::check_mtu(&socket, grant.lanes)?;
-    if socket.local() == socket.aggregator() {
+    let target = Target::new(endpoint.address, grant.port_base, grant.ports);
+    let datagram = HEADER_BYTES + 4 * usize::from(grant.lanes);
+    let socket = DataSocket::open(target, Buffers { window: grant.window, datagram })?;
+    let path = Path { aggregator: target.address.ip(), mtu: socket.path_mtu() };
+    path.check_lanes(grant.lanes)?;
+    if socket.local().ip() == path.aggregator {
         warn!(
             "the aggregator's address is this machine's own: packets to it may never pass the interface that `paatp run` is attached to"
         );
@@ -103,17 +109,17 @@ pub fn allreduce(args: &Allreduce) -> Result<Report, AllreduceError> {
     let clock = Clock::default();
     let start = Instant::now();
     worker.all_reduce(clock.now(), args.reduction.reduction(), input);
-    let outcome = drive_with_bar(&mut worker, &socket, clock)?;
-    let aggregator = socket.aggregator();
+    let mut driver = UdpDriver::new(socket).map_err(DriveError::Socket)?;
+    let outcome = drive_with_bar(&mut worker, &mut driver, path, clock)?;
     // Closed at once: what still comes is not to lie in its queue unread.
-    drop(socket);
+    drop(driver);
     let seconds = start.elapsed().as_secs_f64();
     let Outcome { result, complete, trouble } = outcome;
     let tensors = result.map_err(|source| AllreduceError::Operation {
         job: args.job.clone(),
         rank: args.rank,
         hint: trouble
-            .map(|kind| udp::trouble_in_words(kind, aggregator))
+            .map(|kind| drive::trouble_in_words(kind, path.aggregator))
             .or_else(|| why(&server, args, grant.generation, &source)),
         source,
     })?;
@@ -174,9 +180,14 @@ const fn phase_in_words(chunks: (u64, u64)) -> &'static str {
 }
 
 /// Drives the worker and shows how far it is, on a terminal only.
-fn drive_with_bar(worker: &mut Worker, socket: &DataSocket, clock: Clock) -> Result<Outcome, DriveError> {
+fn drive_with_bar<D: Driver>(
+    worker: &mut Worker,
+    driver: &mut D,
+    path: Path,
+    clock: Clock,
+) -> Result<Outcome, DriveError> {
     if !std::io::stderr().is_terminal() {
-        return udp::drive(worker, socket, clock, &mut |_| {});
+        return drive::drive(worker, driver, path, clock, &mut |_| {});
     }
     let style = ProgressStyle::with_template(
         "all-reduce {bar:30} {percent:>3} %  {elapsed} elapsed, about {eta} left  {msg}",
@@ -186,7 +197,7 @@ fn drive_with_bar(worker: &mut Worker, socket: &DataSocket, clock: Clock) -> Res
         bar.set_style(style);
     }
     let mut shown = Instant::now();
-    let outcome = udp::drive(worker, socket, clock, &mut |worker| {
+    let outcome = drive::drive(worker, driver, path, clock, &mut |worker| {
         if shown.elapsed() >= BAR_INTERVAL {
             shown = Instant::now();
             bar.set_position(worker.chunks().0);

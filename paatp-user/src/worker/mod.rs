@@ -1,8 +1,11 @@
-//! The worker's side of the program: joins a job, drives the sans-IO transport over a UDP socket, and all-reduces the
-//! tensors of a file.
+//! The worker's side of the program: joins a job, drives the sans-IO transport over a driver, and all-reduces the tensors
+//! of a file.
 
 pub mod allreduce;
+mod batch;
 pub mod client;
+pub mod drive;
+pub mod driver;
 pub mod endpoint;
 pub mod report;
 pub mod socket;
