@@ -249,6 +249,18 @@ impl ReductionName {
     }
 }
 
+/// How a worker sends and receives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum IoName {
+    /// `af-xdp` where it can be had, else `udp`, with a warning that says why.
+    Auto,
+    /// Past the kernel's network stack: needs root or CAP_BPF, CAP_NET_ADMIN and CAP_NET_RAW, and one such worker for
+    /// each interface. The interface's driver then reads and writes this process's memory, or copies where it cannot.
+    AfXdp,
+    /// Sockets: works everywhere.
+    Udp,
+}
+
 /// `paatp allreduce`
 #[derive(Debug, Args)]
 pub struct Allreduce {
@@ -277,6 +289,9 @@ pub struct Allreduce {
     /// 2m.
     #[arg(long, default_value = "30s", value_parser = duration::parse, value_name = "DURATION")]
     pub timeout: Duration,
+    /// How packets are sent and received.
+    #[arg(long, value_enum, default_value = "auto", value_name = "DRIVER")]
+    pub io: IoName,
     /// Write times, throughput and what was lost and repaired to this file, as JSON.
     #[arg(long, value_name = "FILE.json")]
     pub report: Option<PathBuf>,

@@ -10,10 +10,6 @@ use crate::cli::XdpMode;
 use super::error::{Context, ENOTSUPP, EngineError, Step, error_number, explain};
 use super::netlink;
 
-/// `XDP_FLAGS_SKB_MODE` and `XDP_FLAGS_DRV_MODE` of `linux/if_link.h`.
-const SKB_MODE: u32 = 1 << 1;
-const DRV_MODE: u32 = 1 << 2;
-
 /// Where the program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttachedMode {
@@ -151,8 +147,8 @@ impl Attachment {
             return Ok(());
         }
         let flags = match self.mode {
-            AttachedMode::Native => DRV_MODE,
-            AttachedMode::Generic => SKB_MODE,
+            AttachedMode::Native => netlink::DRV_MODE,
+            AttachedMode::Generic => netlink::SKB_MODE,
         };
         netlink::detach(self.interface, flags)
     }

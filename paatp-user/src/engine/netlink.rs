@@ -1,4 +1,5 @@
-//! One question to rtnetlink, and one request: what is an interface like, and take its XDP program off.
+//! Questions to rtnetlink, and one request: what is an interface like, and take its XDP program off. The messages' parts
+//! are shared with the workers' side, which asks for routes and neighbours.
 //!
 //! Listing programs by id would need CAP_SYS_ADMIN; rtnetlink tells the attached one to anybody.
 
@@ -16,6 +17,10 @@ const ANSWER_SECONDS: i64 = 2;
 
 /// Room for one answer, in bytes: a link with all its attributes, statistics and a few virtual functions is 1 to 8 KiB.
 const ANSWER_BYTES: usize = 64 << 10;
+
+/// `XDP_FLAGS_SKB_MODE` and `XDP_FLAGS_DRV_MODE` of `linux/if_link.h`.
+pub(crate) const SKB_MODE: u32 = 1 << 1;
+pub(crate) const DRV_MODE: u32 = 1 << 2;
 
 const HEADER: usize = size_of::<libc::nlmsghdr>();
 const IFINFO: usize = size_of::<libc::ifinfomsg>();
@@ -43,8 +48,12 @@ pub struct XdpState {
 pub struct LinkState {
     /// MTU in bytes.
     pub mtu: u32,
+    /// Its name.
+    pub name: String,
     /// Driver kind of a virtual interface, for example `veth`.
     pub kind: Option<String>,
+    /// Its address, if it is one of Ethernet.
+    pub mac: Option<[u8; 6]>,
     /// What is attached.
     pub xdp: Option<XdpState>,
 }
@@ -54,7 +63,7 @@ pub struct LinkState {
 /// # Errors
 /// `ENODEV` where there is none of this index; else what the socket says.
 pub fn query(index: u32) -> io::Result<LinkState> {
-    let message = message(libc::RTM_GETLINK, libc::NLM_F_REQUEST, index, &[]);
+    let message = link_message(libc::RTM_GETLINK, libc::NLM_F_REQUEST, index, &[]);
     parse_link(&exchange(&message)?)
 }
 
@@ -69,27 +78,34 @@ pub fn detach(index: u32, mode_flags: u32) -> io::Result<()> {
     let mut attributes = Vec::new();
     attribute(&mut attributes, libc::IFLA_XDP | libc::NLA_F_NESTED as u16, &nested);
     let flags = libc::NLM_F_REQUEST | libc::NLM_F_ACK;
-    let answer = exchange(&message(libc::RTM_SETLINK, flags, index, &attributes))?;
+    let answer = exchange(&link_message(libc::RTM_SETLINK, flags, index, &attributes))?;
     check_error(&answer)
 }
 
 /// A message about one interface.
-fn message(kind: u16, flags: i32, index: u32, attributes: &[u8]) -> Vec<u8> {
-    let length = (HEADER + IFINFO + attributes.len()) as u32;
+fn link_message(kind: u16, flags: i32, index: u32, attributes: &[u8]) -> Vec<u8> {
+    let mut body = vec![libc::AF_UNSPEC as u8, 0, 0, 0]; // family, padding, type
+    body.extend_from_slice(&index.to_ne_bytes());
+    body.extend_from_slice(&[0; 8]); // flags and change mask
+    body.extend_from_slice(attributes);
+    message(kind, flags, &body)
+}
+
+/// A message with the header of its kind, and attributes, in its body.
+pub(crate) fn message(kind: u16, flags: i32, body: &[u8]) -> Vec<u8> {
+    let length = (HEADER + body.len()) as u32;
     let mut bytes = Vec::with_capacity(length as usize);
     bytes.extend_from_slice(&length.to_ne_bytes());
     bytes.extend_from_slice(&kind.to_ne_bytes());
     bytes.extend_from_slice(&(flags as u16).to_ne_bytes());
     bytes.extend_from_slice(&1u32.to_ne_bytes()); // sequence number: one exchange on each socket
     bytes.extend_from_slice(&0u32.to_ne_bytes()); // port id: the kernel fills it in
-    bytes.extend_from_slice(&[libc::AF_UNSPEC as u8, 0, 0, 0]); // family, padding, type
-    bytes.extend_from_slice(&index.to_ne_bytes());
-    bytes.extend_from_slice(&[0; 8]); // flags and change mask
-    bytes.extend_from_slice(attributes);
+    bytes.extend_from_slice(body);
     bytes
 }
 
-fn attribute(out: &mut Vec<u8>, kind: u16, value: &[u8]) {
+/// Appends an attribute.
+pub(crate) fn attribute(out: &mut Vec<u8>, kind: u16, value: &[u8]) {
     out.extend_from_slice(&((4 + value.len()) as u16).to_ne_bytes());
     out.extend_from_slice(&kind.to_ne_bytes());
     out.extend_from_slice(value);
@@ -97,7 +113,7 @@ fn attribute(out: &mut Vec<u8>, kind: u16, value: &[u8]) {
 }
 
 /// Sends a message on a fresh socket and returns the answer.
-fn exchange(message: &[u8]) -> io::Result<Vec<u8>> {
+pub(crate) fn exchange(message: &[u8]) -> io::Result<Vec<u8>> {
     let socket: OwnedFd = socket(
         AddressFamily::Netlink,
         SockType::Raw,
@@ -112,12 +128,12 @@ fn exchange(message: &[u8]) -> io::Result<Vec<u8>> {
     Ok(answer)
 }
 
-fn bad_answer() -> io::Error {
+pub(crate) fn bad_answer() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "rtnetlink's answer cannot be read")
 }
 
 /// An error message with a number other than 0 is an error.
-fn check_error(answer: &[u8]) -> io::Result<()> {
+pub(crate) fn check_error(answer: &[u8]) -> io::Result<()> {
     let kind = answer.get(4..6).ok_or_else(bad_answer)?;
     if kind != (libc::NLMSG_ERROR as u16).to_ne_bytes() {
         return Ok(());
@@ -132,13 +148,16 @@ fn check_error(answer: &[u8]) -> io::Result<()> {
 fn parse_link(answer: &[u8]) -> io::Result<LinkState> {
     check_error(answer)?;
     let mut state = LinkState::default();
-    for (kind, value) in attributes(answer.get(HEADER + IFINFO..).ok_or_else(bad_answer)?) {
+    let hardware = answer.get(HEADER + 2..).and_then(|rest| rest.first_chunk()).ok_or_else(bad_answer)?;
+    let is_ethernet = u16::from_ne_bytes(*hardware) == libc::ARPHRD_ETHER;
+    for (kind, value) in attributes_of(answer, IFINFO)? {
         match kind {
+            libc::IFLA_IFNAME => state.name = text(value),
+            libc::IFLA_ADDRESS if is_ethernet => state.mac = value.try_into().ok(),
             libc::IFLA_MTU => state.mtu = number(value),
             libc::IFLA_LINKINFO => {
                 let kind = attributes(value).find(|(kind, _)| *kind == xdp::IFLA_INFO_KIND);
-                state.kind =
-                    kind.map(|(_, name)| String::from_utf8_lossy(name).trim_end_matches('\0').to_owned());
+                state.kind = kind.map(|(_, name)| text(name));
             }
             libc::IFLA_XDP => state.xdp = parse_xdp(value),
             _ => {}
@@ -147,14 +166,24 @@ fn parse_link(answer: &[u8]) -> io::Result<LinkState> {
     Ok(state)
 }
 
+/// A text with a zero at its end.
+fn text(value: &[u8]) -> String {
+    String::from_utf8_lossy(value).trim_end_matches('\0').to_owned()
+}
+
 fn parse_xdp(nested: &[u8]) -> Option<XdpState> {
     let of = |wanted: u16| attributes(nested).find(|(kind, _)| *kind == wanted).map(|(_, value)| value);
     let attached = of(xdp::ATTACHED).and_then(|value| value.first().copied()).unwrap_or(0);
     (attached != 0).then(|| XdpState { attached, program: of(xdp::PROG_ID).map(number) })
 }
 
-fn number(value: &[u8]) -> u32 {
+pub(crate) fn number(value: &[u8]) -> u32 {
     value.first_chunk().map_or(0, |bytes| u32::from_ne_bytes(*bytes))
+}
+
+/// The attributes of an answer behind the header of its kind.
+pub(crate) fn attributes_of(answer: &[u8], header: usize) -> io::Result<impl Iterator<Item = (u16, &[u8])>> {
+    Ok(attributes(answer.get(HEADER + header..).ok_or_else(bad_answer)?))
 }
 
 /// Walks attributes; stops at the first that does not fit.
@@ -175,7 +204,7 @@ mod tests {
     #[test]
     fn the_loopback_interface_is_known() {
         let state = query(1).unwrap_or_else(|error| panic!("{error}"));
-        assert!(state.mtu >= 1280, "{state:?}");
+        assert!(state.mtu >= 1280 && state.name == "lo" && state.mac.is_none(), "{state:?}");
     }
 
     #[test]
@@ -195,9 +224,9 @@ mod tests {
         attribute(&mut all, libc::IFLA_MTU, &1500u32.to_ne_bytes());
         attribute(&mut all, libc::IFLA_XDP | libc::NLA_F_NESTED as u16, &nested);
         attribute(&mut all, libc::IFLA_LINKINFO, &kind);
-        let state = parse_link(&message(libc::RTM_NEWLINK, 0, 3, &all)).unwrap_or_default();
+        let state = parse_link(&link_message(libc::RTM_NEWLINK, 0, 3, &all)).unwrap_or_default();
         let xdp = Some(XdpState { attached: 1, program: Some(77) });
-        assert_eq!(state, LinkState { mtu: 1500, kind: Some("veth".into()), xdp });
+        assert_eq!(state, LinkState { mtu: 1500, kind: Some("veth".into()), xdp, ..LinkState::default() });
     }
 
     #[test]
@@ -208,7 +237,7 @@ mod tests {
         for length in [0u16, 3, 400] {
             let mut all = length.to_ne_bytes().to_vec();
             all.extend_from_slice(&[4, 0, 1, 2, 3, 4]);
-            assert_eq!(parse_link(&message(libc::RTM_NEWLINK, 0, 3, &all)).ok(), Some(LinkState::default()));
+            assert_eq!(parse_link(&link_message(libc::RTM_NEWLINK, 0, 3, &all)).ok(), Some(LinkState::default()));
         }
     }
 }

@@ -17,12 +17,11 @@ use crate::control::protocol::Grant;
 
 use super::client::{self, ClientError};
 use super::drive::{self, Clock, DriveError, Outcome, Path};
-use super::driver::Driver;
+use super::io::{Io, IoError, IoReport};
 use super::endpoint::{Endpoint, EndpointError};
 use super::report::{Report, SCHEMA_VERSION, StatisticsReport};
 use super::socket::{Buffers, DataSocket, SocketError, Target};
 use super::tensors::{self, Layout, Output, TensorError};
-use super::udp::UdpDriver;
 
 /// Shortest time between two updates of the progress bar.
 const BAR_INTERVAL: Duration = Duration::from_millis(100);
@@ -48,6 +47,9 @@ pub enum AllreduceError {
     /// The socket cannot be made.
     #[error(transparent)]
     Socket(#[from] SocketError),
+    /// The driver that was asked for cannot be had.
+    #[error(transparent)]
+    Io(#[from] IoError),
     /// The socket failed, or packets do not fit.
     #[error(transparent)]
     Drive(#[from] DriveError),
@@ -96,7 +98,8 @@ pub fn allreduce(args: &Allreduce) -> Result<Report, AllreduceError> {
     info!(job = args.job, rank, generation = grant.generation, "joined");
     let target = Target::new(endpoint.address, grant.port_base, grant.ports);
     let datagram = HEADER_BYTES + 4 * usize::from(grant.lanes);
-    let socket = DataSocket::open(target, Buffers { window: grant.window, datagram })?;
+    let buffers = Buffers { window: grant.window, datagram };
+    let socket = DataSocket::open(target, buffers)?;
     let path = Path { aggregator: target.address.ip(), mtu: socket.path_mtu() };
     path.check_lanes(grant.lanes)?;
     if socket.local().ip() == path.aggregator {
@@ -104,15 +107,16 @@ pub fn allreduce(args: &Allreduce) -> Result<Report, AllreduceError> {
             "the aggregator's address is this machine's own: packets to it may never pass the interface that `paatp run` is attached to"
         );
     }
+    let mut io = Io::open(args.io, socket, buffers)?;
     let settings = Settings { timeout: args.timeout, linger: args.timeout, ..Settings::default() };
     let mut worker = Worker::new(membership(&grant, args.rank), settings)?;
     let clock = Clock::default();
     let start = Instant::now();
     worker.all_reduce(clock.now(), args.reduction.reduction(), input);
-    let mut driver = UdpDriver::new(socket).map_err(DriveError::Socket)?;
-    let outcome = drive_with_bar(&mut worker, &mut driver, path, clock)?;
+    let outcome = drive_with_bar(&mut worker, &mut io, path, clock)?;
+    let io_report = io.report();
     // Closed at once: what still comes is not to lie in its queue unread.
-    drop(driver);
+    drop(io);
     let seconds = start.elapsed().as_secs_f64();
     let Outcome { result, complete, trouble } = outcome;
     let tensors = result.map_err(|source| AllreduceError::Operation {
@@ -131,7 +135,7 @@ pub fn allreduce(args: &Allreduce) -> Result<Report, AllreduceError> {
     }
     client::leave(&server, &args.job, rank, grant.generation);
     let sha256 = output.finish(&layout, &tensors)?;
-    let report = report(args, &grant, &layout, &worker, seconds, sha256, complete);
+    let report = report(args, &grant, &layout, &worker, seconds, sha256, complete, io_report);
     write_report(args, &report)?;
     Ok(report)
 }
@@ -180,14 +184,14 @@ const fn phase_in_words(chunks: (u64, u64)) -> &'static str {
 }
 
 /// Drives the worker and shows how far it is, on a terminal only.
-fn drive_with_bar<D: Driver>(
+fn drive_with_bar(
     worker: &mut Worker,
-    driver: &mut D,
+    io: &mut Io,
     path: Path,
     clock: Clock,
 ) -> Result<Outcome, DriveError> {
     if !std::io::stderr().is_terminal() {
-        return drive::drive(worker, driver, path, clock, &mut |_| {});
+        return io.drive(worker, path, clock, &mut |_| {});
     }
     let style = ProgressStyle::with_template(
         "all-reduce {bar:30} {percent:>3} %  {elapsed} elapsed, about {eta} left  {msg}",
@@ -197,7 +201,7 @@ fn drive_with_bar<D: Driver>(
         bar.set_style(style);
     }
     let mut shown = Instant::now();
-    let outcome = drive::drive(worker, driver, path, clock, &mut |worker| {
+    let outcome = io.drive(worker, path, clock, &mut |worker| {
         if shown.elapsed() >= BAR_INTERVAL {
             shown = Instant::now();
             bar.set_position(worker.chunks().0);
@@ -216,6 +220,7 @@ fn report(
     seconds: f64,
     sha256: String,
     all_ranks_complete: bool,
+    io: IoReport,
 ) -> Report {
     let statistics = worker.statistics();
     Report {
@@ -235,6 +240,7 @@ fn report(
         throughput_bytes_per_second: layout.bytes() as f64 / seconds.max(f64::MIN_POSITIVE),
         sha256,
         all_ranks_complete,
+        io,
         statistics: StatisticsReport::from(statistics),
     }
 }

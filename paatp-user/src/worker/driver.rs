@@ -21,7 +21,7 @@ pub const ERROR_BATCH: usize = 16;
 
 /// Moves datagrams. All calls but [`Driver::wait`] return at once.
 pub trait Driver {
-    /// Where the next datagram may be written, [`DATAGRAM_BYTES`] at least; none until something has been flushed.
+    /// Where the next datagram may be written, long enough for the job's longest; none until something has been flushed.
     fn room(&mut self) -> Option<&mut [u8]>;
 
     /// Takes the datagram that was written to the beginning of the room. It belongs to the port of chunk `seq`.

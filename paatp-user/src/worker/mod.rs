@@ -7,10 +7,12 @@ pub mod client;
 pub mod drive;
 pub mod driver;
 pub mod endpoint;
+pub mod io;
 pub mod report;
 pub mod socket;
 pub mod tensors;
 pub mod udp;
+pub mod xdp;
 
 pub use allreduce::{AllreduceError, allreduce};
 pub use endpoint::{Endpoint, EndpointError};

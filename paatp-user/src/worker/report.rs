@@ -9,6 +9,8 @@ use paatp_transport::Statistics;
 use paatp_transport::words::Span;
 use serde::Serialize;
 
+use super::io::IoReport;
+
 /// Version of [`Report`].
 pub const SCHEMA_VERSION: u32 = 1;
 
@@ -47,6 +49,8 @@ pub struct Report {
     pub sha256: String,
     /// Every rank had everything when this one left.
     pub all_ranks_complete: bool,
+    /// How packets were sent and received.
+    pub io: IoReport,
     /// All that the transport counted; `paatp_transport::Statistics` says what each name means.
     pub statistics: StatisticsReport,
 }
@@ -67,8 +71,8 @@ impl Report {
     pub fn in_words(&self, output: &Path) -> String {
         let plural = if self.tensors == 1 { "" } else { "s" };
         format!(
-            "job `{}`, rank {} of {}: the {} of {} tensor{plural} ({} elements, {}) took {} ({}/s); written to {}, sha256 of \
-             the values {}",
+            "job `{}`, rank {} of {}: the {} of {} tensor{plural} ({} elements, {}) took {} ({}/s) over {}; written to {}, \
+             sha256 of the values {}",
             self.job,
             self.rank,
             self.world,
@@ -78,6 +82,7 @@ impl Report {
             bytes_in_words(self.tensor_bytes as f64),
             Span(Duration::from_secs_f64(self.seconds)),
             bytes_in_words(self.throughput_bytes_per_second),
+            self.io.in_words(),
             output.display(),
             self.sha256
         )
@@ -198,12 +203,13 @@ mod tests {
             throughput_bytes_per_second: 99_500.0,
             sha256: "ab".into(),
             all_ranks_complete: true,
+            io: IoReport { driver: "udp", mode: "segmented", ..IoReport::default() },
             statistics: StatisticsReport::default(),
         };
         assert_eq!(
             report.in_words(Path::new("out.safetensors")),
-            "job `train`, rank 1 of 4: the mean of 1 tensor (1000 elements, 4.0 kB) took 40 ms (100 kB/s); written to \
-             out.safetensors, sha256 of the values ab"
+            "job `train`, rank 1 of 4: the mean of 1 tensor (1000 elements, 4.0 kB) took 40 ms (100 kB/s) over UDP; \
+             written to out.safetensors, sha256 of the values ab"
         );
     }
 }

@@ -114,10 +114,15 @@ pub struct Buffers {
 }
 
 impl Buffers {
-    /// Memory for all that can be under way.
-    fn bytes(self) -> usize {
-        let charged = (self.datagram + CHARGED_BYTES).next_multiple_of(PAGE_BYTES);
-        usize::from(self.window) * DATAGRAMS_PER_CHUNK * charged
+    /// Datagrams that may be on their way in one direction.
+    #[must_use]
+    pub const fn datagrams(self) -> usize {
+        self.window as usize * DATAGRAMS_PER_CHUNK
+    }
+
+    /// Memory for all of those.
+    const fn bytes(self) -> usize {
+        self.datagrams() * (self.datagram + CHARGED_BYTES).next_multiple_of(PAGE_BYTES)
     }
 }
 
