@@ -1,6 +1,6 @@
 //! Disturbs the path of our packets on purpose, and counts exactly what it did. For tests only.
 //!
-//! Two classifiers for a worker's interface: [`disturb_egress`] meets its requests, [`disturb_ingress`] the answers.
+//! Two classifiers for a worker's port of the switch: [`disturb_ingress`] meets its requests, [`disturb_egress`] the answers.
 //! Both touch only UDP packets with a port in the configured range. What happens to a packet follows from a hash of
 //! seed, direction and the packet's number in that direction, so that a run can be repeated. The rolls are
 //! independent and come in the order loss, duplicate, reorder, corrupt:
@@ -120,13 +120,13 @@ static KEPT: Array<Kept> = Array::with_max_entries(DIRECTIONS, 0);
 /// Tells packets that were dealt with ("PAds").
 const MARK: u32 = 0x5041_6473;
 
-/// Requests, at the worker's interface.
+/// What leaves an interface.
 #[classifier]
 pub fn disturb_egress(context: TcContext) -> i32 {
     disturb(Packet { skb: context.skb.skb }, EGRESS)
 }
 
-/// Answers, at the worker's interface.
+/// What arrives at an interface.
 #[classifier]
 pub fn disturb_ingress(context: TcContext) -> i32 {
     disturb(Packet { skb: context.skb.skb }, INGRESS)

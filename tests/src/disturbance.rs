@@ -11,7 +11,8 @@ use aya::programs::tc::{NlOptions, TcAttachOptions, qdisc_add_clsact};
 use aya::programs::{SchedClassifier, TcAttachType};
 use serde::Serialize;
 
-use crate::lab::{Host, lab_object};
+use crate::lab::lab_object;
+use crate::netns::Namespace;
 
 /// How often what happens to a packet, as probabilities from 0 to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -44,6 +45,16 @@ pub enum Direction {
     Egress,
     /// The answers.
     Ingress,
+}
+
+impl Direction {
+    /// As seen from the switch's port, where the programs are: what the worker sends comes in.
+    const fn at_the_port(self) -> u32 {
+        match self {
+            Direction::Egress => 1,
+            Direction::Ingress => 0,
+        }
+    }
 }
 
 /// Declares the counters in index order.
@@ -129,19 +140,22 @@ struct Config {
 unsafe impl aya::Pod for Config {}
 const _: () = assert!(size_of::<Config>() == 32);
 
-/// Programs on one worker's interface that disturb its packets until this is dropped.
+/// Programs on the switch's port of one worker that disturb its packets until this is dropped. (At the worker's own end
+/// they would miss what goes past the stack with AF_XDP.)
 #[derive(Debug)]
 pub struct Disturbance {
     programs: Ebpf,
 }
 
 impl Disturbance {
-    /// Attaches to a worker's interface. Packets are ours if one of their UDP ports is in `ports`.
+    /// Attaches to a worker's port of the switch; [`crate::Lab::disturb`] knows it. Packets are ours if one of their UDP
+    /// ports is in `ports`.
     ///
     /// # Errors
     /// Where `lab.bpf.o` is missing or the kernel refuses it.
     pub fn attach(
-        host: &Host,
+        switch: &Namespace,
+        port: &str,
         ports: std::ops::RangeInclusive<u16>,
         seed: u64,
         egress: Rates,
@@ -161,7 +175,7 @@ impl Disturbance {
                 last_port: *ports.end(),
                 reserved: 0,
             };
-            config.set(direction as u32, config_of_direction, 0)?;
+            config.set(direction.at_the_port(), config_of_direction, 0)?;
         }
         for (name, side) in
             [("disturb_egress", TcAttachType::Egress), ("disturb_ingress", TcAttachType::Ingress)]
@@ -171,9 +185,9 @@ impl Disturbance {
                 .with_context(|| format!("lab.bpf.o has no program {name}"))?
                 .try_into()?;
             program.load()?;
-            host.namespace
-                .run(|| attach(program, &host.interface, side))?
-                .with_context(|| format!("cannot attach {name} to {}", host.interface))?;
+            switch
+                .run(|| attach(program, port, side))?
+                .with_context(|| format!("cannot attach {name} to {port}"))?;
         }
         Ok(Disturbance { programs })
     }
@@ -185,7 +199,7 @@ impl Disturbance {
     pub fn counts(&self, direction: Direction) -> Result<Counts> {
         let counts: Array<_, u64> =
             self.programs.map("DISTURBED").context("lab.bpf.o has no map DISTURBED")?.try_into()?;
-        let mut index = direction as u32 * Counts::COUNT;
+        let mut index = direction.at_the_port() * Counts::COUNT;
         Counts::read(|| {
             let value = counts.get(&index, 0)?;
             index += 1;

@@ -32,6 +32,8 @@ pub struct JobOptions {
     pub aggregator: AggregatorOptions,
     /// What is computed.
     pub reduction: Reduction,
+    /// How workers send and receive: `udp`, `af-xdp` or `auto`.
+    pub io: &'static str,
     /// Longest time that a worker goes without progress.
     pub timeout: Duration,
     /// What happens to requests on the way.
@@ -50,6 +52,7 @@ impl JobOptions {
             family: Family::V4,
             aggregator: AggregatorOptions::world(world),
             reduction: Reduction::Sum,
+            io: "udp",
             timeout: Duration::from_secs(30),
             requests: Rates::NONE,
             answers: Rates::NONE,
@@ -104,20 +107,16 @@ impl<'a> Running<'a> {
             let mut command = WorkerCommand::new(lab, options.family, rank, world, folder.path());
             command.job.clone_from(&options.aggregator.job);
             (command.reduction, command.timeout) = (options.reduction, options.timeout);
+            command.io = options.io;
             gradient.write(&command.input)?;
             commands.push(command);
         }
         let mut disturbances = Vec::new();
         if options.requests.any() || options.answers.any() {
-            for (rank, host) in lab.workers.iter().enumerate().take(world) {
+            for rank in 0..world {
                 let seed = options.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(rank as u64);
-                disturbances.push(Disturbance::attach(
-                    host,
-                    PORT..=PORT,
-                    seed,
-                    options.requests,
-                    options.answers,
-                )?);
+                let (requests, answers) = (options.requests, options.answers);
+                disturbances.push(lab.disturb(rank, PORT..=PORT, seed, requests, answers)?);
             }
         }
         Ok(Running { aggregator, maps, workers: Vec::new(), commands, disturbances, lab, folder })

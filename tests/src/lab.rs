@@ -10,6 +10,7 @@
 //! aggregator sends back with `XDP_TX` would not arrive.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -18,6 +19,7 @@ use anyhow::{Context, Result};
 use aya::Ebpf;
 use aya::programs::{Xdp, xdp::XdpMode};
 
+use crate::disturbance::{Disturbance, Rates};
 use crate::netns::{Namespace, PREFIX};
 use crate::process::wait_until;
 
@@ -54,6 +56,8 @@ pub struct Host {
     pub namespace: Namespace,
     /// Its interface.
     pub interface: String,
+    /// The switch's end of it.
+    port: String,
     v4: Ipv4Addr,
     v6: Ipv6Addr,
 }
@@ -105,7 +109,6 @@ pub struct Lab {
     /// Where the workers run, by rank.
     pub workers: Vec<Host>,
     switch: Namespace,
-    port_of_aggregator: String,
     // Detaches when it is dropped.
     _pass: Ebpf,
 }
@@ -118,39 +121,48 @@ impl Lab {
     /// # Errors
     /// Without the privileges, where `ip` is missing, or where `lab.bpf.o` has not been built.
     pub fn new(layout: Layout) -> Result<Lab> {
+        Lab::with_queues(layout, 1)
+    }
+
+    /// Builds a lab whose interfaces have that many queues in each direction.
+    ///
+    /// # Errors
+    /// As [`Lab::new`].
+    pub fn with_queues(layout: Layout, queues: u32) -> Result<Lab> {
         // Together at most 15 bytes, as an interface's name may have: process numbers end at 2^22.
         let number = LABS.fetch_add(1, Ordering::Relaxed);
         let prefix = format!("{PREFIX}{:x}-{number:x}", std::process::id());
         let mtu = layout.mtu.to_string();
+        let queues = queues.to_string();
 
         let switch = Namespace::new(format!("{prefix}s"))?;
         let bridge = format!("{prefix}b");
         switch.ip(&["link", "add", &bridge, "type", "bridge", "stp_state", "0", "mcast_snooping", "0"])?;
         switch.ip(&["link", "set", &bridge, "mtu", &mtu, "up"])?;
 
-        let host = |kind: &str, v4: Ipv4Addr, v6| -> Result<(Host, String)> {
+        let host = |kind: &str, v4: Ipv4Addr, v6| -> Result<Host> {
             let name = format!("{prefix}{kind}");
             let namespace = Namespace::new(name.clone())?;
             let port = format!("{PREFIX}{kind}");
             let target = namespace.path().display().to_string();
             let mac = mac_of(v4);
-            switch.ip(&[
-                "link", "add", &port, "mtu", &mtu, "type", "veth", "peer", "name", &name, "address", &mac,
-                "mtu", &mtu, "netns", &target,
-            ])?;
+            let in_both = ["numrxqueues", &queues, "numtxqueues", &queues, "mtu", &mtu];
+            let near = [&["link", "add", &port][..], &in_both, &["type", "veth", "peer", "name", &name]];
+            let far = [&["address", &mac][..], &in_both, &["netns", &target]];
+            switch.ip(&[near, far].concat().concat())?;
             switch.ip(&["link", "set", &port, "master", &bridge, "up"])?;
             namespace.ip(&["address", "add", &format!("{v4}/16"), "dev", &name])?;
             namespace.ip(&["address", "add", &format!("{v6}/64"), "dev", &name, "nodad"])?;
             namespace.ip(&["link", "set", &name, "up"])?;
-            Ok((Host { namespace, interface: name, v4, v6 }, port))
+            Ok(Host { namespace, interface: name, port, v4, v6 })
         };
-        let (aggregator, port_of_aggregator) =
+        let aggregator =
             host("a", Ipv4Addr::new(10, 80, 0, 1), Ipv6Addr::new(0xfd50, 0x41, 0, 0, 0, 0, 0, 1))?;
         let workers: Vec<Host> = (0..layout.workers)
             .map(|rank| {
                 let last = u8::try_from(rank + 1).context("a lab has at most 200 workers")?;
                 let v6 = Ipv6Addr::new(0xfd50, 0x41, 0, 0, 0, 0, 1, last.into());
-                Ok(host(&format!("w{rank}"), Ipv4Addr::new(10, 80, 1, last), v6)?.0)
+                host(&format!("w{rank}"), Ipv4Addr::new(10, 80, 1, last), v6)
             })
             .collect::<Result<_>>()?;
 
@@ -172,9 +184,27 @@ impl Lab {
             pass.program_mut("pass").context("lab.bpf.o has no program `pass`")?.try_into()?;
         program.load()?;
         switch
-            .run(|| program.attach(&port_of_aggregator, XdpMode::Driver))?
+            .run(|| program.attach(&aggregator.port, XdpMode::Driver))?
             .with_context(|| format!("cannot attach a native XDP program to a veth of MTU {mtu}"))?;
-        Ok(Lab { aggregator, workers, switch, port_of_aggregator, _pass: pass })
+        Ok(Lab { aggregator, workers, switch, _pass: pass })
+    }
+
+    /// Disturbs a worker's packets until the answer is dropped. From now on the worker's interface sends one datagram at a
+    /// time: one that stands for many would be disturbed as one.
+    ///
+    /// # Errors
+    /// Where `lab.bpf.o` is missing or the kernel refuses it.
+    pub fn disturb(
+        &self,
+        rank: usize,
+        ports: RangeInclusive<u16>,
+        seed: u64,
+        requests: Rates,
+        answers: Rates,
+    ) -> Result<Disturbance> {
+        let host = self.workers.get(rank).with_context(|| format!("the lab has no worker {rank}"))?;
+        host.namespace.ip(&["link", "set", &host.interface, "gso_max_segs", "1"])?;
+        Disturbance::attach(&self.switch, &host.port, ports, seed, requests, answers)
     }
 
     /// All namespaces, the switch first.
@@ -232,7 +262,7 @@ impl Lab {
     /// What `ethtool -S` says of the bridge's end of the aggregator's veth, if `ethtool` is there.
     #[must_use]
     pub fn statistics_of_port(&self) -> String {
-        self.switch.output("ethtool", &["-S", &self.port_of_aggregator]).unwrap_or_default()
+        self.switch.output("ethtool", &["-S", &self.aggregator.port]).unwrap_or_default()
     }
 }
 

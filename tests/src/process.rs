@@ -373,6 +373,8 @@ pub struct WorkerCommand {
     pub report: PathBuf,
     /// What is computed.
     pub reduction: Reduction,
+    /// How it sends and receives: `udp`, `af-xdp` or `auto`.
+    pub io: &'static str,
     /// Longest time without progress.
     pub timeout: Duration,
 }
@@ -390,6 +392,7 @@ impl WorkerCommand {
             output: folder.join(format!("output-rank{rank}.safetensors")),
             report: folder.join(format!("report-rank{rank}.json")),
             reduction: Reduction::Sum,
+            io: "udp",
             timeout: Duration::from_secs(30),
         }
     }
@@ -408,6 +411,7 @@ impl WorkerCommand {
             ("--output", self.output.display().to_string()),
             ("--report", self.report.display().to_string()),
             ("--reduction", self.reduction.name().to_owned()),
+            ("--io", self.io.to_owned()),
             ("--timeout", timeout),
         ];
         std::iter::once("allreduce".to_owned())

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use paatp_tests::netns::{Namespace, residue};
 use paatp_tests::process::wait_until;
-use paatp_tests::{Counts, Direction, Disturbance, Family, Lab, Layout, Rates, require_bpf};
+use paatp_tests::{Counts, Direction, Family, Lab, Layout, Rates, require_bpf};
 
 const PORT: u16 = 20545;
 const HEADER: usize = 64;
@@ -128,7 +128,7 @@ fn disturbed(family: Family, direction: Direction, rates: Rates) {
         Direction::Egress => (rates, Rates::NONE),
         Direction::Ingress => (Rates::NONE, rates),
     };
-    let disturbance = Disturbance::attach(worker, PORT..=PORT, 99, egress, ingress).unwrap();
+    let disturbance = lab.disturb(0, PORT..=PORT, 99, egress, ingress).unwrap();
     let bind = |host: &paatp_tests::lab::Host, port| {
         let address = SocketAddr::new(host.address(family), port);
         host.namespace.run(|| UdpSocket::bind(address).unwrap()).unwrap()

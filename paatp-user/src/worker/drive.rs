@@ -185,6 +185,7 @@ impl<D: Driver> Loop<'_, D> {
 
     /// Hands in what arrived before the end, so that it is counted.
     fn drain(&mut self) -> Result<(), DriveError> {
+        self.driver.stop();
         for _ in 0..MOST_DRAINED {
             if !self.receive()? {
                 break;

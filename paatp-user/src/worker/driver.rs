@@ -45,4 +45,7 @@ pub trait Driver {
     /// # Errors
     /// What the kernel said, but for interruptions.
     fn wait(&mut self, timeout: Duration) -> io::Result<Option<io::Error>>;
+
+    /// Takes nothing more in from the network; what has arrived already can still be received.
+    fn stop(&mut self);
 }

@@ -65,4 +65,7 @@ impl Driver for UdpDriver {
     fn wait(&mut self, timeout: Duration) -> io::Result<Option<io::Error>> {
         self.socket.wait(timeout, !self.outbox.is_empty())
     }
+
+    /// Closing the socket does it.
+    fn stop(&mut self) {}
 }

@@ -62,6 +62,9 @@ struct Args {
     /// Lanes in a chunk.
     #[arg(long, default_value_t = 352, value_name = "L")]
     lanes: usize,
+    /// How workers send and receive: `udp`, `af-xdp` or `auto`, as `paatp allreduce --io` has it.
+    #[arg(long, default_value = "auto", value_parser = io, value_name = "DRIVER")]
+    io: &'static str,
     /// Longest time that a worker goes without progress, in seconds.
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     timeout: u64,
@@ -81,6 +84,11 @@ fn probability(text: &str) -> Result<f64, String> {
         Ok(value) if (0.0..=1.0).contains(&value) => Ok(value),
         _ => Err("a probability is a number from 0 to 1, for example 0.1 for 10 %".into()),
     }
+}
+
+fn io(text: &str) -> Result<&'static str, String> {
+    let known = ["auto", "af-xdp", "udp"];
+    known.into_iter().find(|name| *name == text).ok_or_else(|| format!("one of {}", known.join(", ")))
 }
 
 fn main() -> ExitCode {
@@ -153,6 +161,7 @@ fn play(args: &Args) -> Result<bool> {
         family: Family::V4,
         aggregator: AggregatorOptions { lanes: args.lanes, ..AggregatorOptions::world(world) },
         reduction: args.reduction,
+        io: args.io,
         timeout: Duration::from_secs(args.timeout),
         requests: rates,
         answers: rates,

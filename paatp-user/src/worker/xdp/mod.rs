@@ -154,8 +154,8 @@ const fn in_words(mode: Mode) -> &'static str {
 
 /// AF_XDP sockets as a driver.
 pub struct XdpDriver {
-    // First the program, so that nothing is handed to sockets that are gone.
-    _program: Program,
+    /// Attached until the driver stops.
+    program: Option<Program>,
     /// All of them receive; the first one sends.
     queues: Vec<Queue>,
     headers: Headers,
@@ -186,7 +186,7 @@ impl XdpDriver {
         match Parts::make(&socket, buffers, mode) {
             Ok(Parts { program, queues, headers, way }) => Ok(XdpDriver {
                 polled: polled(&socket, &queues),
-                _program: program,
+                program: Some(program),
                 queues,
                 headers,
                 target: socket.target(),
@@ -392,6 +392,12 @@ impl Driver for XdpDriver {
         let told = self.polled.first().map_or(0, |socket| socket.revents);
         self.is_at_socket |= told & libc::POLLIN != 0;
         if told & libc::POLLERR != 0 { self.socket.drain_errors() } else { Ok(None) }
+    }
+
+    /// From here on answers go to the UDP socket, as if there were no program.
+    fn stop(&mut self) {
+        self.program = None;
+        self.is_at_socket = true;
     }
 }
 

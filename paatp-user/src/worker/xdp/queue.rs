@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use xdp::nic::NicIndex;
 use xdp::packet::Packet;
-use xdp::{CompletionRing, RingConfigBuilder, RxRing, WakableFillRing, WakableTxRing};
 use xdp::slab::{HeapSlab, Slab};
 use xdp::socket::{SocketError, XdpSocket, XdpSocketBuilder};
 use xdp::umem::{FrameSize, Umem, UmemCfgBuilder};
+use xdp::{CompletionRing, RingConfigBuilder, RxRing, WakableFillRing, WakableTxRing};
 
 use crate::worker::driver::BATCH;
 
