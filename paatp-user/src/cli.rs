@@ -252,10 +252,10 @@ impl ReductionName {
 /// How a worker sends and receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum IoName {
-    /// `af-xdp` where it can be had, else `udp`, with a warning that says why.
+    /// `af-xdp` where the interface's driver can do it without copies, else `udp`, with a warning that says why.
     Auto,
-    /// Past the kernel's network stack: needs root or CAP_BPF, CAP_NET_ADMIN and CAP_NET_RAW, and one such worker for
-    /// each interface. The interface's driver then reads and writes this process's memory, or copies where it cannot.
+    /// Past the kernel's network stack, with copies if need be: as root or with CAP_BPF, CAP_NET_ADMIN and CAP_NET_RAW,
+    /// one such worker on each interface.
     AfXdp,
     /// Sockets: works everywhere.
     Udp,

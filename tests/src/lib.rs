@@ -16,6 +16,7 @@ pub mod process;
 pub mod reference;
 pub mod report;
 pub mod skip;
+pub mod spread;
 pub mod testrun;
 
 pub use disturbance::{Counts, Direction, Disturbance, Rates};

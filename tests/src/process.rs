@@ -373,8 +373,10 @@ pub struct WorkerCommand {
     pub report: PathBuf,
     /// What is computed.
     pub reduction: Reduction,
-    /// How it sends and receives: `udp`, `af-xdp` or `auto`.
+    /// How it sends and receives: `udp`, `af-xdp` or `auto`; empty to say nothing of it.
     pub io: &'static str,
+    /// The program, if it is another build than [`paatp`] finds.
+    pub program: Option<PathBuf>,
     /// Longest time without progress.
     pub timeout: Duration,
 }
@@ -393,6 +395,7 @@ impl WorkerCommand {
             report: folder.join(format!("report-rank{rank}.json")),
             reduction: Reduction::Sum,
             io: "udp",
+            program: None,
             timeout: Duration::from_secs(30),
         }
     }
@@ -415,7 +418,12 @@ impl WorkerCommand {
             ("--timeout", timeout),
         ];
         std::iter::once("allreduce".to_owned())
-            .chain(pairs.into_iter().flat_map(|(name, value)| [name.to_owned(), value]))
+            .chain(
+                pairs
+                    .into_iter()
+                    .filter(|(_, value)| !value.is_empty())
+                    .flat_map(|(name, value)| [name.to_owned(), value]),
+            )
             .collect()
     }
 
@@ -424,7 +432,8 @@ impl WorkerCommand {
     /// # Errors
     /// Where it cannot be started.
     pub fn spawn(&self, host: &Host) -> Result<Process> {
-        let mut command = host.namespace.command(paatp()?);
+        let program = self.program.clone().map_or_else(paatp, Ok)?;
+        let mut command = host.namespace.command(program);
         command.args(self.args());
         Process::spawn(format!("rank {}", self.rank), command)
     }

@@ -66,9 +66,19 @@ pub struct Outbox {
     /// One for each port; none if the socket is connected.
     names: Vec<SockaddrStorage>,
     segments: bool,
+    sent: Sent,
     pieces: Vec<libc::iovec>,
     messages: Vec<libc::mmsghdr>,
     lengths: Vec<SegmentLength>,
+}
+
+/// Datagrams that the kernel took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sent {
+    /// As messages of their own.
+    pub single: u64,
+    /// In messages of several.
+    pub segmented: u64,
 }
 
 impl Outbox {
@@ -80,6 +90,7 @@ impl Outbox {
             queued: Vec::with_capacity(BATCH),
             names: names.iter().map(|name| SockaddrStorage::from(*name)).collect(),
             segments,
+            sent: Sent::default(),
             pieces: Vec::with_capacity(BATCH),
             messages: Vec::with_capacity(BATCH),
             lengths: Vec::with_capacity(BATCH),
@@ -89,6 +100,16 @@ impl Outbox {
     /// Whether the kernel is asked to cut messages into datagrams.
     pub const fn segments(&self) -> bool {
         self.segments
+    }
+
+    /// From now on every datagram is a message of its own.
+    pub const fn stop_segments(&mut self) {
+        self.segments = false;
+    }
+
+    /// What the kernel took so far.
+    pub const fn sent(&self) -> Sent {
+        self.sent
     }
 
     /// Nothing waits.
@@ -121,7 +142,10 @@ impl Outbox {
         while !self.queued.is_empty() {
             self.assemble();
             match send(socket, &mut self.messages) {
-                Ok(sent) => self.forget(sent.max(1)),
+                Ok(sent) => {
+                    self.count(sent);
+                    self.forget(sent.max(1));
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if self.segments && is_about_segments(&error) => self.segments = false,
@@ -132,6 +156,15 @@ impl Outbox {
             }
         }
         Ok(true)
+    }
+
+    /// Counts the datagrams of the first messages.
+    fn count(&mut self, messages: usize) {
+        let all = self.queued.iter().filter(|queued| queued.message < messages).count();
+        let is_single = |message: &&libc::mmsghdr| message.msg_hdr.msg_controllen == 0;
+        let single = self.messages.iter().take(messages).filter(is_single).count();
+        self.sent.single += single as u64;
+        self.sent.segmented += all.saturating_sub(single) as u64;
     }
 
     /// Removes the datagrams of the first messages.
@@ -362,6 +395,9 @@ mod tests {
                 assert_eq!(arrived(socket), wanted, "segments: {segments}, port {port}");
             }
             assert!(outbox.is_empty());
+            let segmented = if segments { outbox.sent().segmented } else { 0 };
+            assert_eq!(outbox.sent(), Sent { single: 10 - segmented, segmented });
+            assert_eq!(segmented > 0, segments);
         }
     }
 

@@ -13,7 +13,7 @@ use crate::cli::IoName;
 use super::drive::{self, Clock, DriveError, Outcome, Path};
 use super::socket::{Buffers, DataSocket};
 use super::udp::UdpDriver;
-use super::xdp::{AfXdpError, Mode, PeerProgram, XdpDriver};
+use super::xdp::{AfXdpError, Copies, Mode, PeerProgram, XdpDriver};
 
 /// The driver that was asked for cannot be had.
 #[derive(Debug, Error)]
@@ -38,6 +38,8 @@ pub struct IoReport {
     pub interface: Option<String>,
     /// Receive queues with a socket of their own; 0 with UDP.
     pub queues: usize,
+    /// Answers that AF_XDP had no room for.
+    pub dropped: u64,
     /// Why it is not the better driver, or the better mode.
     pub not_better_because: Option<String>,
 }
@@ -75,15 +77,15 @@ impl Io {
     pub fn open(name: IoName, socket: DataSocket, buffers: Buffers) -> Result<Io, IoError> {
         match name {
             IoName::Udp => Io::udp(socket, "--io udp asks for it".into()),
-            IoName::AfXdp => match XdpDriver::open(socket, buffers, Mode::Native) {
+            IoName::AfXdp => match XdpDriver::open(socket, buffers, Mode::Native, Copies::Allowed) {
                 Ok(driver) => Ok(Io::af_xdp(driver)),
                 Err((AfXdpError::Attach { .. }, socket)) => {
-                    let generic = XdpDriver::open(socket, buffers, Mode::Generic);
+                    let generic = XdpDriver::open(socket, buffers, Mode::Generic, Copies::Allowed);
                     generic.map(Io::af_xdp).map_err(|(error, _)| error.into())
                 }
                 Err((error, _)) => Err(error.into()),
             },
-            IoName::Auto => match XdpDriver::open(socket, buffers, Mode::Native) {
+            IoName::Auto => match XdpDriver::open(socket, buffers, Mode::Native, Copies::Refused) {
                 Ok(driver) => Ok(Io::af_xdp(driver)),
                 Err((error, socket)) => {
                     let reason = with_causes(&error);
@@ -117,6 +119,7 @@ impl Io {
             mode,
             interface: Some(interface.into()),
             queues,
+            dropped: 0,
             not_better_because,
         };
         Io { driver: Either::AfXdp(Box::new(driver)), report }
@@ -151,8 +154,9 @@ impl Io {
     #[must_use]
     pub fn report(&self) -> IoReport {
         let mut report = self.report.clone();
-        if let Either::Udp(driver, _) = &self.driver {
-            report.mode = if driver.segments() { "segmented" } else { "plain" };
+        match &self.driver {
+            Either::Udp(driver, _) => report.mode = if driver.segments() { "segmented" } else { "plain" },
+            Either::AfXdp(driver) => report.dropped = driver.dropped(),
         }
         report
     }

@@ -3,11 +3,60 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::batch::{Inbox, Outbox};
+use tracing::warn;
+
+use super::batch::{Inbox, Outbox, Sent};
 use super::driver::{BATCH, Driver};
 use super::socket::{DataSocket, Target};
+
+/// How long messages of several datagrams may go without an answer before they are thought lost for being such: many
+/// round trips, and what a busy host may add.
+const PROBATION: Duration = Duration::from_millis(100);
+
+/// Answers to segmented messages that prove that the path takes them, if so many are under way.
+const PROOF: u64 = BATCH as u64 / 2;
+
+/// Whether the path takes messages of several datagrams is only seen from their answers. Virtual interfaces hand them on
+/// whole; an aggregator behind nothing but such ones, in generic mode, then meets them uncut, and drops them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Probation {
+    /// When the first message of several datagrams was sent.
+    since: Option<Instant>,
+    answers: u64,
+    is_over: bool,
+}
+
+/// What the answers tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// It takes longer to know.
+    Open,
+    /// The path takes them.
+    Passed,
+    /// Nothing came back but what single datagrams explain.
+    Failed,
+}
+
+impl Probation {
+    /// Each request is answered once and at once: more answers than single requests are answers to segmented ones.
+    fn judge(&mut self, sent: Sent, now: Instant) -> Verdict {
+        if sent.segmented == 0 {
+            return Verdict::Open;
+        }
+        let since = *self.since.get_or_insert(now);
+        if self.answers >= sent.single + PROOF.min(sent.segmented.div_ceil(2)) {
+            self.is_over = true;
+            return Verdict::Passed;
+        }
+        if now.saturating_duration_since(since) < PROBATION {
+            return Verdict::Open;
+        }
+        self.is_over = true;
+        Verdict::Failed
+    }
+}
 
 /// A UDP socket as a driver.
 pub struct UdpDriver {
@@ -15,6 +64,7 @@ pub struct UdpDriver {
     target: Target,
     outbox: Outbox,
     inbox: Inbox,
+    probation: Probation,
 }
 
 impl UdpDriver {
@@ -31,13 +81,30 @@ impl UdpDriver {
         } else {
             (0..target.ports).map(|index| target.port(index)).collect()
         };
-        Ok(UdpDriver { socket, target, outbox: Outbox::new(&names, true), inbox: Inbox::new() })
+        Ok(UdpDriver {
+            socket,
+            target,
+            outbox: Outbox::new(&names, true),
+            inbox: Inbox::new(),
+            probation: Probation::default(),
+        })
     }
 
-    /// Whether messages of several datagrams are cut by the kernel or the card; false once that was refused.
+    /// Whether messages of several datagrams are cut by the kernel or the card; false once that was refused, or nobody
+    /// answered such messages.
     #[must_use]
     pub const fn segments(&self) -> bool {
         self.outbox.segments()
+    }
+
+    fn judge_segments(&mut self) {
+        if self.probation.judge(self.outbox.sent(), Instant::now()) == Verdict::Failed {
+            self.outbox.stop_segments();
+            warn!(
+                "nobody answers messages of several datagrams (UDP segmentation), so each is sent alone: is the aggregator \
+                 in generic mode behind a virtual interface?"
+            );
+        }
     }
 }
 
@@ -51,12 +118,19 @@ impl Driver for UdpDriver {
     }
 
     fn flush(&mut self) -> io::Result<bool> {
-        self.outbox.flush(self.socket.as_fd())
+        let result = self.outbox.flush(self.socket.as_fd());
+        if !self.probation.is_over && self.outbox.segments() {
+            self.judge_segments();
+        }
+        result
     }
 
     fn receive(&mut self, take: &mut dyn FnMut(&[u8])) -> io::Result<bool> {
         match self.inbox.receive(self.socket.as_fd(), |from| self.target.is_sender(from), take) {
-            Ok(received) => Ok(received == BATCH),
+            Ok(received) => {
+                self.probation.answers += received as u64;
+                Ok(received == BATCH)
+            }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
             Err(error) => Err(error),
         }
@@ -68,4 +142,31 @@ impl Driver for UdpDriver {
 
     /// Closing the socket does it.
     fn stop(&mut self) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_pass_or_fail_by_their_answers() {
+        let start = Instant::now();
+        let later = start + PROBATION;
+        let sent = |single, segmented| Sent { single, segmented };
+        let judge = |sent, answers, now| {
+            let mut probation = Probation { since: Some(start), answers, is_over: false };
+            let verdict = probation.judge(sent, now);
+            assert_eq!(probation.is_over, verdict != Verdict::Open);
+            verdict
+        };
+        // Nothing segmented yet: nothing to judge, however long it takes.
+        assert_eq!(judge(sent(1000, 0), 0, later), Verdict::Open);
+        assert_eq!(judge(sent(3, 64), 3, start), Verdict::Open);
+        assert_eq!(judge(sent(3, 64), 35, start), Verdict::Passed);
+        // All answers are explained by single datagrams.
+        assert_eq!(judge(sent(500, 640), 500, later), Verdict::Failed);
+        // A job of two chunks.
+        assert_eq!(judge(sent(1, 2), 2, start), Verdict::Passed);
+        assert_eq!(judge(sent(1, 2), 1, later), Verdict::Failed);
+    }
 }

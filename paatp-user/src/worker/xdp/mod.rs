@@ -18,6 +18,7 @@ use std::time::Duration;
 use nix::sys::time::TimeSpec;
 use thiserror::Error;
 use tracing::debug;
+use xdp::nic::NicIndex;
 use xdp::packet::Packet;
 
 use super::batch::Inbox;
@@ -125,6 +126,11 @@ pub enum AfXdpError {
         #[source]
         source: io::Error,
     },
+    /// Not worth it.
+    #[error(
+        "the driver of `{0}` has no zero-copy mode for AF_XDP, and copying is slower than UDP sockets (--io af-xdp does it all the same)"
+    )]
+    OnlyCopies(String),
     /// Frames are a page at most.
     #[error(
         "frames of {bytes} bytes do not fit: the MTU of `{interface}` is too large for AF_XDP (about 3800 at most)"
@@ -150,6 +156,15 @@ const fn in_words(mode: Mode) -> &'static str {
         Mode::Native => "native",
         Mode::Generic => "generic",
     }
+}
+
+/// Whether a driver that only copies will do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Copies {
+    /// Kernel bypass at any price.
+    Allowed,
+    /// Only if the card reads and writes our memory.
+    Refused,
 }
 
 /// AF_XDP sockets as a driver.
@@ -182,8 +197,9 @@ impl XdpDriver {
         socket: DataSocket,
         buffers: Buffers,
         mode: Mode,
+        copies: Copies,
     ) -> Result<XdpDriver, (AfXdpError, DataSocket)> {
-        match Parts::make(&socket, buffers, mode) {
+        match Parts::make(&socket, buffers, mode, copies) {
             Ok(Parts { program, queues, headers, way }) => Ok(XdpDriver {
                 polled: polled(&socket, &queues),
                 program: Some(program),
@@ -218,6 +234,12 @@ impl XdpDriver {
     #[must_use]
     pub const fn mode(&self) -> Mode {
         self.mode
+    }
+
+    /// Answers that the kernel had no room for.
+    #[must_use]
+    pub fn dropped(&self) -> u64 {
+        self.queues.iter().map(Queue::dropped).sum()
     }
 
     /// The card reads and writes our memory itself; otherwise the kernel copies.
@@ -269,14 +291,23 @@ struct Parts {
 }
 
 impl Parts {
-    fn make(socket: &DataSocket, buffers: Buffers, mode: Mode) -> Result<Parts, AfXdpError> {
+    fn make(socket: &DataSocket, buffers: Buffers, mode: Mode, copies: Copies) -> Result<Parts, AfXdpError> {
         let target = socket.target();
         let way = Way::find(target.address)?;
+        let only_copies = || AfXdpError::OnlyCopies(way.link.name.clone());
+        // Asked before anything is done to the interface; kernels before 6.3 cannot tell.
+        let told = NicIndex(way.interface).query_capabilities();
+        if copies == Copies::Refused && told.is_ok_and(|told| !told.xdp_features.zero_copy()) {
+            return Err(only_copies());
+        }
         let headers = Headers::new((&way.source, &way.destination), socket.local(), target.address);
         let mut program = Program::answers(way.interface, &way.link.name, mode, socket.local(), target)?;
         let demand =
             Demand { longest_frame: way.link.mtu as usize + LINK_BYTES, datagrams: buffers.datagrams() };
         let queues = bind_all(&way, demand)?;
+        if copies == Copies::Refused && !queues.iter().all(Queue::is_zero_copy) {
+            return Err(only_copies());
+        }
         let mut sockets = program.sockets()?;
         for queue in &queues {
             let redirected = sockets.set(queue.id, queue.fd().as_fd(), 0);
@@ -444,7 +475,8 @@ mod tests {
         let Ok(socket) = DataSocket::open(Target::new(address, 20545, 1), buffers) else {
             panic!("no socket")
         };
-        let refused = XdpDriver::open(socket, buffers, Mode::Native).err().map(|(error, _)| error);
+        let refused =
+            XdpDriver::open(socket, buffers, Mode::Native, Copies::Allowed).err().map(|(error, _)| error);
         assert!(matches!(refused, Some(AfXdpError::Local(_))), "{refused:?}");
     }
 }
