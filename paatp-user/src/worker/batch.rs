@@ -67,6 +67,7 @@ pub struct Outbox {
     names: Vec<SockaddrStorage>,
     segments: bool,
     sent: Sent,
+    calls: u64,
     pieces: Vec<libc::iovec>,
     messages: Vec<libc::mmsghdr>,
     lengths: Vec<SegmentLength>,
@@ -91,6 +92,7 @@ impl Outbox {
             names: names.iter().map(|name| SockaddrStorage::from(*name)).collect(),
             segments,
             sent: Sent::default(),
+            calls: 0,
             pieces: Vec::with_capacity(BATCH),
             messages: Vec::with_capacity(BATCH),
             lengths: Vec::with_capacity(BATCH),
@@ -105,6 +107,11 @@ impl Outbox {
     /// From now on every datagram is a message of its own.
     pub const fn stop_segments(&mut self) {
         self.segments = false;
+    }
+
+    /// System calls made so far.
+    pub const fn calls(&self) -> u64 {
+        self.calls
     }
 
     /// What the kernel took so far.
@@ -141,6 +148,7 @@ impl Outbox {
         // Every turn sends or gives up a message, or turns segmentation off.
         while !self.queued.is_empty() {
             self.assemble();
+            self.calls += 1;
             match send(socket, &mut self.messages) {
                 Ok(sent) => {
                     self.count(sent);
@@ -270,6 +278,7 @@ pub struct Inbox {
     names: Box<[libc::sockaddr_storage]>,
     pieces: Box<[libc::iovec]>,
     messages: Box<[libc::mmsghdr]>,
+    calls: u64,
 }
 
 impl Inbox {
@@ -283,7 +292,13 @@ impl Inbox {
             pieces: (0..BATCH).map(|_| zero_piece()).collect(),
             // SAFETY: integers and pointers, for which zero is valid.
             messages: (0..BATCH).map(|_| unsafe { zeroed() }).collect(),
+            calls: 0,
         }
+    }
+
+    /// System calls made so far.
+    pub const fn calls(&self) -> u64 {
+        self.calls
     }
 
     /// Receives up to a batch and hands over what was sent by somebody whom `expected` knows (told with the sender's
@@ -298,6 +313,7 @@ impl Inbox {
         take: &mut dyn FnMut(&[u8]),
     ) -> io::Result<usize> {
         self.prepare();
+        self.calls += 1;
         // SAFETY: the messages were just made from buffers of this inbox, which nobody else uses during the call.
         let received = unsafe {
             libc::recvmmsg(

@@ -46,6 +46,9 @@ pub trait Driver {
     /// What the kernel said, but for interruptions.
     fn wait(&mut self, timeout: Duration) -> io::Result<Option<io::Error>>;
 
+    /// System calls made so far.
+    fn system_calls(&self) -> u64;
+
     /// Takes nothing more in from the network; what has arrived already can still be received.
     fn stop(&mut self);
 }

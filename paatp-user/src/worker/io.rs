@@ -11,6 +11,7 @@ use tracing::{info, warn};
 use crate::cli::IoName;
 
 use super::drive::{self, Clock, DriveError, Outcome, Path};
+use super::driver::Driver as _;
 use super::socket::{Buffers, DataSocket};
 use super::udp::UdpDriver;
 use super::xdp::{AfXdpError, Copies, Mode, PeerProgram, XdpDriver};
@@ -38,6 +39,8 @@ pub struct IoReport {
     pub interface: Option<String>,
     /// Receive queues with a socket of their own; 0 with UDP.
     pub queues: usize,
+    /// System calls made to send, receive and wait.
+    pub system_calls: u64,
     /// Answers that AF_XDP had no room for.
     pub dropped: u64,
     /// Why it is not the better driver, or the better mode.
@@ -119,6 +122,7 @@ impl Io {
             mode,
             interface: Some(interface.into()),
             queues,
+            system_calls: 0,
             dropped: 0,
             not_better_because,
         };
@@ -155,8 +159,14 @@ impl Io {
     pub fn report(&self) -> IoReport {
         let mut report = self.report.clone();
         match &self.driver {
-            Either::Udp(driver, _) => report.mode = if driver.segments() { "segmented" } else { "plain" },
-            Either::AfXdp(driver) => report.dropped = driver.dropped(),
+            Either::Udp(driver, _) => {
+                report.mode = if driver.segments() { "segmented" } else { "plain" };
+                report.system_calls = driver.system_calls();
+            }
+            Either::AfXdp(driver) => {
+                report.dropped = driver.dropped();
+                report.system_calls = driver.system_calls();
+            }
         }
         report
     }

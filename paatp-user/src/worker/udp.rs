@@ -65,6 +65,7 @@ pub struct UdpDriver {
     outbox: Outbox,
     inbox: Inbox,
     probation: Probation,
+    waits: u64,
 }
 
 impl UdpDriver {
@@ -87,7 +88,15 @@ impl UdpDriver {
             outbox: Outbox::new(&names, true),
             inbox: Inbox::new(),
             probation: Probation::default(),
+            waits: 0,
         })
+    }
+
+    /// Sends each datagram alone, for comparison.
+    #[must_use]
+    pub fn without_segments(mut self) -> UdpDriver {
+        self.outbox.stop_segments();
+        self
     }
 
     /// Whether messages of several datagrams are cut by the kernel or the card; false once that was refused, or nobody
@@ -137,7 +146,12 @@ impl Driver for UdpDriver {
     }
 
     fn wait(&mut self, timeout: Duration) -> io::Result<Option<io::Error>> {
+        self.waits += 1;
         self.socket.wait(timeout, !self.outbox.is_empty())
+    }
+
+    fn system_calls(&self) -> u64 {
+        self.outbox.calls() + self.inbox.calls() + self.waits
     }
 
     /// Closing the socket does it.

@@ -14,7 +14,7 @@ fn main() -> Result<()> {
         "{:<10} {:<20} {:>10} {:>10} {:>7} {:>7}",
         "object", "program", "walked", "budget", "stack", "budget"
     );
-    for name in ["paatp.bpf.o", "lab.bpf.o"] {
+    for name in ["paatp.bpf.o", "worker.bpf.o", "lab.bpf.o"] {
         let bytes = object(name)?;
         let mut ebpf = EbpfLoader::new().verifier_log_level(VerifierLogLevel::STATS).load(&bytes)?;
         let mut programs: Vec<String> = ebpf.programs().map(|(program, _)| program.to_owned()).collect();

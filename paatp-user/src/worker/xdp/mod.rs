@@ -183,6 +183,7 @@ pub struct XdpDriver {
     inbox: Inbox,
     /// The UDP socket, then the queues'.
     polled: Vec<libc::pollfd>,
+    waits: u64,
     /// Something is in the UDP socket's queue.
     is_at_socket: bool,
 }
@@ -212,6 +213,7 @@ impl XdpDriver {
                 frame: None,
                 socket,
                 inbox: Inbox::new(),
+                waits: 0,
                 is_at_socket: false,
             }),
             Err(error) => Err((error, socket)),
@@ -419,10 +421,15 @@ impl Driver for XdpDriver {
             let is_behind = self.queues.first().is_some_and(Queue::is_behind);
             sending.events = if is_behind { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN };
         }
+        self.waits += 1;
         poll(&mut self.polled, timeout)?;
         let told = self.polled.first().map_or(0, |socket| socket.revents);
         self.is_at_socket |= told & libc::POLLIN != 0;
         if told & libc::POLLERR != 0 { self.socket.drain_errors() } else { Ok(None) }
+    }
+
+    fn system_calls(&self) -> u64 {
+        self.queues.iter().map(Queue::calls).sum::<u64>() + self.inbox.calls() + self.waits
     }
 
     /// From here on answers go to the UDP socket, as if there were no program.

@@ -75,6 +75,7 @@ pub struct Queue {
     under_way: u32,
     /// The kernel did not take all that is in its ring.
     is_behind: bool,
+    calls: u64,
     umem: Umem,
 }
 
@@ -146,6 +147,7 @@ impl Queue {
             received: HeapSlab::with_capacity(BATCH),
             under_way: 0,
             is_behind: false,
+            calls: 0,
             umem,
         };
         queue.widen_send_buffer();
@@ -217,6 +219,11 @@ impl Queue {
         self.under_way -= 1;
     }
 
+    /// System calls made so far.
+    pub const fn calls(&self) -> u64 {
+        self.calls
+    }
+
     /// The kernel did not take all that is in its ring.
     pub const fn is_behind(&self) -> bool {
         self.is_behind
@@ -253,6 +260,7 @@ impl Queue {
     /// Makes the kernel look at the ring; where it copies, it sends from within these calls.
     fn kick(&mut self) -> io::Result<bool> {
         for _ in 0..=TX_FRAMES / SENT_PER_CALL {
+            self.calls += 1;
             // SAFETY: no memory is involved.
             let result = unsafe {
                 libc::sendto(
@@ -292,8 +300,10 @@ impl Queue {
             take(&frame);
             self.umem.free_packet(frame);
         }
+        let wake = self.fill_flags.need_wakeup();
+        self.calls += u64::from(wake);
         // SAFETY: as in `bind`. The ring holds all frames there are.
-        unsafe { self.fill.enqueue(&mut self.umem, count, self.fill_flags.need_wakeup()) }?;
+        unsafe { self.fill.enqueue(&mut self.umem, count, wake) }?;
         Ok(count)
     }
 }
