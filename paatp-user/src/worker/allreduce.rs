@@ -17,8 +17,8 @@ use crate::control::protocol::Grant;
 
 use super::client::{self, ClientError};
 use super::drive::{self, Clock, DriveError, Outcome, Path};
-use super::io::{Io, IoError, IoReport};
 use super::endpoint::{Endpoint, EndpointError};
+use super::io::{Io, IoError, IoReport};
 use super::report::{Report, SCHEMA_VERSION, StatisticsReport};
 use super::socket::{Buffers, DataSocket, SocketError, Target};
 use super::tensors::{self, Layout, Output, TensorError};
@@ -114,7 +114,7 @@ pub fn allreduce(args: &Allreduce) -> Result<Report, AllreduceError> {
     let start = Instant::now();
     worker.all_reduce(clock.now(), args.reduction.reduction(), input);
     let outcome = drive_with_bar(&mut worker, &mut io, path, clock)?;
-    let io_report = io.report();
+    let io_got = io.report();
     // Closed at once: what still comes is not to lie in its queue unread.
     drop(io);
     let seconds = start.elapsed().as_secs_f64();
@@ -135,7 +135,8 @@ pub fn allreduce(args: &Allreduce) -> Result<Report, AllreduceError> {
     }
     client::leave(&server, &args.job, rank, grant.generation);
     let sha256 = output.finish(&layout, &tensors)?;
-    let report = report(args, &grant, &layout, &worker, seconds, sha256, complete, io_report);
+    let end = End { seconds, sha256, all_ranks_complete: complete, io: io_got };
+    let report = report(args, &grant, &layout, &worker, end);
     write_report(args, &report)?;
     Ok(report)
 }
@@ -184,12 +185,7 @@ const fn phase_in_words(chunks: (u64, u64)) -> &'static str {
 }
 
 /// Drives the worker and shows how far it is, on a terminal only.
-fn drive_with_bar(
-    worker: &mut Worker,
-    io: &mut Io,
-    path: Path,
-    clock: Clock,
-) -> Result<Outcome, DriveError> {
+fn drive_with_bar(worker: &mut Worker, io: &mut Io, path: Path, clock: Clock) -> Result<Outcome, DriveError> {
     if !std::io::stderr().is_terminal() {
         return io.drive(worker, path, clock, &mut |_| {});
     }
@@ -212,16 +208,16 @@ fn drive_with_bar(
     outcome
 }
 
-fn report(
-    args: &Allreduce,
-    grant: &Grant,
-    layout: &Layout,
-    worker: &Worker,
+/// How it went.
+struct End {
     seconds: f64,
     sha256: String,
     all_ranks_complete: bool,
     io: IoReport,
-) -> Report {
+}
+
+fn report(args: &Allreduce, grant: &Grant, layout: &Layout, worker: &Worker, end: End) -> Report {
+    let End { seconds, sha256, all_ranks_complete, io } = end;
     let statistics = worker.statistics();
     Report {
         schema_version: SCHEMA_VERSION,

@@ -14,7 +14,7 @@ use super::drive::{self, Clock, DriveError, Outcome, Path};
 use super::driver::Driver as _;
 use super::socket::{Buffers, DataSocket};
 use super::udp::UdpDriver;
-use super::xdp::{AfXdpError, Copies, Mode, PeerProgram, XdpDriver};
+use super::xdp::{AfXdpError, Copies, Mode, PeerProgram, Refused, XdpDriver};
 
 /// The driver that was asked for cannot be had.
 #[derive(Debug, Error)]
@@ -80,17 +80,20 @@ impl Io {
     pub fn open(name: IoName, socket: DataSocket, buffers: Buffers) -> Result<Io, IoError> {
         match name {
             IoName::Udp => Io::udp(socket, "--io udp asks for it".into()),
-            IoName::AfXdp => match XdpDriver::open(socket, buffers, Mode::Native, Copies::Allowed) {
-                Ok(driver) => Ok(Io::af_xdp(driver)),
-                Err((AfXdpError::Attach { .. }, socket)) => {
-                    let generic = XdpDriver::open(socket, buffers, Mode::Generic, Copies::Allowed);
-                    generic.map(Io::af_xdp).map_err(|(error, _)| error.into())
-                }
-                Err((error, _)) => Err(error.into()),
-            },
+            IoName::AfXdp => {
+                let native = XdpDriver::open(socket, buffers, Mode::Native, Copies::Allowed);
+                let driver = native.or_else(|refused| match *refused {
+                    Refused { error: AfXdpError::Attach { .. }, socket } => {
+                        XdpDriver::open(socket, buffers, Mode::Generic, Copies::Allowed)
+                    }
+                    refused => Err(Box::new(refused)),
+                });
+                driver.map(Io::af_xdp).map_err(|refused| refused.error.into())
+            }
             IoName::Auto => match XdpDriver::open(socket, buffers, Mode::Native, Copies::Refused) {
                 Ok(driver) => Ok(Io::af_xdp(driver)),
-                Err((error, socket)) => {
+                Err(refused) => {
+                    let Refused { error, socket } = *refused;
                     let reason = with_causes(&error);
                     warn!("no kernel bypass, so packets go through UDP sockets: {reason}");
                     Io::udp(socket, reason)

@@ -311,7 +311,7 @@ fn run(kind: Kind, values: &[f32]) -> Result<Sample> {
     match kind {
         Kind::AfXdp => {
             let driver = XdpDriver::open(socket, buffers, Mode::Native, Copies::Allowed);
-            let mut driver = driver.map_err(|(error, _)| error)?;
+            let mut driver = driver.map_err(|refused| refused.error)?;
             ensure!(!driver.is_zero_copy(), "veth has learnt zero-copy: call it so");
             reduce(&mut worker, &mut driver, path, values)
         }

@@ -165,7 +165,7 @@ mod tests {
             }
             let mut frame = Frame::new(&mut bytes[..length]);
             let layout = match parse(&frame, None, &node(remote)) {
-                Parsed::Ours(arrival, layout) => {
+                Parsed::Ours(layout, arrival) => {
                     assert!(!arrival.congested);
                     layout
                 }

@@ -167,6 +167,15 @@ pub enum Copies {
     Refused,
 }
 
+/// Kernel bypass cannot be had; the socket may serve another driver.
+#[derive(Debug)]
+pub struct Refused {
+    /// Why.
+    pub error: AfXdpError,
+    /// As it was handed in.
+    pub socket: DataSocket,
+}
+
 /// AF_XDP sockets as a driver.
 pub struct XdpDriver {
     /// Attached until the driver stops.
@@ -199,7 +208,7 @@ impl XdpDriver {
         buffers: Buffers,
         mode: Mode,
         copies: Copies,
-    ) -> Result<XdpDriver, (AfXdpError, DataSocket)> {
+    ) -> Result<XdpDriver, Box<Refused>> {
         match Parts::make(&socket, buffers, mode, copies) {
             Ok(Parts { program, queues, headers, way }) => Ok(XdpDriver {
                 polled: polled(&socket, &queues),
@@ -216,7 +225,7 @@ impl XdpDriver {
                 waits: 0,
                 is_at_socket: false,
             }),
-            Err(error) => Err((error, socket)),
+            Err(error) => Err(Box::new(Refused { error, socket })),
         }
     }
 
@@ -482,8 +491,9 @@ mod tests {
         let Ok(socket) = DataSocket::open(Target::new(address, 20545, 1), buffers) else {
             panic!("no socket")
         };
-        let refused =
-            XdpDriver::open(socket, buffers, Mode::Native, Copies::Allowed).err().map(|(error, _)| error);
+        let refused = XdpDriver::open(socket, buffers, Mode::Native, Copies::Allowed)
+            .err()
+            .map(|refused| refused.error);
         assert!(matches!(refused, Some(AfXdpError::Local(_))), "{refused:?}");
     }
 }
