@@ -354,7 +354,7 @@ fn reduce<D: Driver>(worker: &mut Worker, driver: &mut D, path: Path, values: &[
     let statistics = worker.statistics();
     let packets = statistics.datagrams_sent + statistics.datagrams_received;
     Ok(Sample {
-        bytes_per_second: (values.len() * size_of::<f32>()) as f64 / seconds,
+        bytes_per_second: size_of_val(values) as f64 / seconds,
         cpu_ns_per_packet: cpu_ns / packets as f64,
         packets,
         calls: driver.system_calls(),

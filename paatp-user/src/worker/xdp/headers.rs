@@ -164,7 +164,7 @@ mod tests {
                 assert_eq!(bytes[ETHERNET_BYTES + 1] & 3, ECT0);
             }
             let mut frame = Frame::new(&mut bytes[..length]);
-            let layout = match parse(&frame, None, &node(remote)) {
+            let layout = match parse(&frame, length as u32, &node(remote)) {
                 Parsed::Ours(layout, arrival) => {
                     assert!(!arrival.congested);
                     layout
