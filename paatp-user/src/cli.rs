@@ -546,6 +546,18 @@ mod tests {
     }
 
     #[test]
+    fn allreduce_takes_drivers() {
+        let line = "paatp allreduce --job j --rank 0 --world 2 --aggregator 10.0.0.1 --input a --output b";
+        let io = |more: &str| match parse(&format!("{line}{more}")) {
+            Ok(Cli { command: Command::Allreduce(args), .. }) => Some(args.io),
+            _ => None,
+        };
+        let named = ["", " --io auto", " --io af-xdp", " --io udp", " --io tcp"].map(io);
+        let wanted = [Some(IoName::Auto), Some(IoName::Auto), Some(IoName::AfXdp), Some(IoName::Udp), None];
+        assert_eq!(named, wanted);
+    }
+
+    #[test]
     fn usage_errors_have_exit_code_2() {
         for line in [
             "paatp",

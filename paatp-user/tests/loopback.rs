@@ -16,7 +16,7 @@ use paatp_common::lanes::SlotBlock;
 use paatp_common::limits::{LANES_PER_BLOCK, MAX_RANKS};
 use paatp_common::progress::Progress;
 use paatp_common::slot::Slot;
-use paatp_user::cli::{Allreduce, Credentials, ReductionName};
+use paatp_user::cli::{Allreduce, Credentials, IoName, ReductionName};
 use paatp_user::config::{FailurePolicy, JobConfig, Jobs};
 use paatp_user::control::membership::{Formation, Membership, table_address};
 use paatp_user::control::server::{Control, Tables, serve_all};
@@ -85,8 +85,8 @@ impl Tables for Shared {
     fn progress(&self, _: u16, entry: &JobEntry) -> Result<ProgressSnapshot, EngineError> {
         let memory = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let rank = |rank| {
-            let (acknowledged, contributed) = memory.progress.reached(entry.generation, rank);
-            RankProgress { acknowledged: acknowledged.0, contributed: contributed.0 }
+            let record = memory.progress.reached(entry.generation, rank);
+            RankProgress { acknowledged: record.acked.0, contributed: record.contributed.0 }
         };
         let ranks = (0..usize::from(entry.world)).map(rank).collect();
         Ok(ProgressSnapshot { ranks, min_ack: memory.progress.acks.floor(entry.generation).0 })
@@ -185,6 +185,7 @@ fn arguments(node: &Node, folder: &Path, rank: u8, world: u8) -> Allreduce {
         output: folder.join(format!("out-{rank}")),
         reduction: ReductionName::Sum,
         timeout: Duration::from_secs(10),
+        io: IoName::Udp,
         report: Some(folder.join(format!("report-{rank}.json"))),
         credentials: Credentials::default(),
     }
