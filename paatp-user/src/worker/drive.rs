@@ -153,7 +153,7 @@ pub fn drive<D: Driver>(
 impl<D: Driver> Loop<'_, D> {
     /// Sends what there is to send, up to a batch. Returns true if there may be more.
     fn send(&mut self) -> Result<bool, DriveError> {
-        let mut more = true;
+        let (mut more, mut pushed) = (true, false);
         for _ in 0..BATCH {
             let Some(room) = self.driver.room() else { break };
             let Some(transmit) = self.worker.poll_transmit(self.clock.now(), room) else {
@@ -161,9 +161,11 @@ impl<D: Driver> Loop<'_, D> {
                 break;
             };
             self.driver.push(transmit.len, transmit.seq.0);
+            pushed = true;
         }
         match self.driver.flush() {
-            Ok(all_gone) => Ok(more && all_gone),
+            // Where there was no room and still is none, there is nothing to do but wait.
+            Ok(all_gone) => Ok(more && all_gone && (pushed || self.driver.room().is_some())),
             Err(error) if error.raw_os_error() == Some(libc::EMSGSIZE) => {
                 let bytes = self.worker.datagram_bytes() as u32 + ip_and_udp_bytes(self.path.aggregator);
                 Err(self.path.too_large(bytes))

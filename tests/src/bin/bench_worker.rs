@@ -344,6 +344,8 @@ fn reduce<D: Driver>(worker: &mut Worker, driver: &mut D, path: Path, values: &[
     let seconds = start.elapsed().as_secs_f64();
     let allocations = ALLOCATIONS.get() - before.1;
     let cpu_ns = thread_cpu()? - before.0;
+    let packets = worker.statistics().datagrams_sent + worker.statistics().datagrams_received;
+    ensure!(allocations * 1000 <= packets, "{allocations} allocations for {packets} packets");
     let result = outcome.result?;
     let Some(Values::F32(sums)) = result.first().map(|tensor| &tensor.values) else {
         anyhow::bail!("another result")
@@ -351,8 +353,6 @@ fn reduce<D: Driver>(worker: &mut Worker, driver: &mut D, path: Path, values: &[
     let is_right = sums.len() == values.len()
         && sums.iter().zip(values).all(|(sum, value)| (sum - value).abs() <= TOLERANCE);
     ensure!(is_right && outcome.complete, "the sum of one rank is not its values");
-    let statistics = worker.statistics();
-    let packets = statistics.datagrams_sent + statistics.datagrams_received;
     Ok(Sample {
         bytes_per_second: size_of_val(values) as f64 / seconds,
         cpu_ns_per_packet: cpu_ns / packets as f64,
