@@ -14,7 +14,7 @@ use super::drive::{self, Clock, DriveError, Outcome, Path};
 use super::driver::Driver as _;
 use super::socket::{Buffers, DataSocket};
 use super::udp::UdpDriver;
-use super::xdp::{AfXdpError, Copies, Mode, PeerProgram, Refused, XdpDriver};
+use super::xdp::{AfXdpError, Copies, Mode, Refused, XdpDriver};
 
 /// The driver that was asked for cannot be had.
 #[derive(Debug, Error)]
@@ -61,8 +61,7 @@ impl IoReport {
 
 /// One of the drivers.
 enum Either {
-    // The program is held, not used.
-    Udp(Box<UdpDriver>, #[expect(dead_code, reason = "attached as long as it lives")] Option<PeerProgram>),
+    Udp(Box<UdpDriver>),
     AfXdp(Box<XdpDriver>),
 }
 
@@ -133,11 +132,10 @@ impl Io {
     }
 
     fn udp(socket: DataSocket, reason: String) -> Result<Io, IoError> {
-        let peer_program = PeerProgram::attach_where_needed(socket.target());
         let driver = UdpDriver::new(socket).map_err(IoError::Udp)?;
         info!("packets go through UDP sockets: {reason}");
         let report = IoReport { driver: "udp", not_better_because: Some(reason), ..IoReport::default() };
-        Ok(Io { driver: Either::Udp(Box::new(driver), peer_program), report })
+        Ok(Io { driver: Either::Udp(Box::new(driver)), report })
     }
 
     /// Drives a worker to its end: see [`drive::drive`].
@@ -152,7 +150,7 @@ impl Io {
         observe: &mut dyn FnMut(&Worker),
     ) -> Result<Outcome, DriveError> {
         match &mut self.driver {
-            Either::Udp(driver, _) => drive::drive(worker, driver.as_mut(), path, clock, observe),
+            Either::Udp(driver) => drive::drive(worker, driver.as_mut(), path, clock, observe),
             Either::AfXdp(driver) => drive::drive(worker, driver.as_mut(), path, clock, observe),
         }
     }
@@ -162,7 +160,7 @@ impl Io {
     pub fn report(&self) -> IoReport {
         let mut report = self.report.clone();
         match &self.driver {
-            Either::Udp(driver, _) => {
+            Either::Udp(driver) => {
                 report.mode = if driver.segments() { "segmented" } else { "plain" };
                 report.system_calls = driver.system_calls();
             }

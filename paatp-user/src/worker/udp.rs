@@ -10,10 +10,14 @@ use tracing::warn;
 use super::batch::{Inbox, Outbox, Sent};
 use super::driver::{BATCH, Driver};
 use super::socket::{DataSocket, Target};
+use super::xdp::PeerProgram;
 
 /// How long messages of several datagrams may go without an answer before they are thought lost for being such: many
 /// round trips, and what a busy host may add.
 const PROBATION: Duration = Duration::from_millis(100);
+
+/// How long requests may go without any answer before the worker's own end of a veth is looked at.
+const SILENCE: Duration = Duration::from_millis(50);
 
 /// Answers to segmented messages that prove that the path takes them, if so many are under way.
 const PROOF: u64 = BATCH as u64 / 2;
@@ -65,6 +69,11 @@ pub struct UdpDriver {
     outbox: Outbox,
     inbox: Inbox,
     probation: Probation,
+    /// When the first request was sent; none once silence was dealt with, or an answer has come.
+    silent_since: Option<Instant>,
+    has_started: bool,
+    /// Attached as long as it lives.
+    peer_program: Option<PeerProgram>,
     waits: u64,
 }
 
@@ -88,6 +97,9 @@ impl UdpDriver {
             outbox: Outbox::new(&names, true),
             inbox: Inbox::new(),
             probation: Probation::default(),
+            silent_since: None,
+            has_started: false,
+            peer_program: None,
             waits: 0,
         })
     }
@@ -104,6 +116,18 @@ impl UdpDriver {
     #[must_use]
     pub const fn segments(&self) -> bool {
         self.outbox.segments()
+    }
+
+    /// The first answers do not come: if this is a veth and the aggregator its other end, they need a program here.
+    fn break_silence(&mut self) {
+        let now = Instant::now();
+        if !std::mem::replace(&mut self.has_started, true) {
+            self.silent_since = Some(now);
+        }
+        if self.silent_since.is_some_and(|since| now.saturating_duration_since(since) >= SILENCE) {
+            self.silent_since = None;
+            self.peer_program = PeerProgram::attach_where_needed(self.target);
+        }
     }
 
     fn judge_segments(&mut self) {
@@ -127,6 +151,9 @@ impl Driver for UdpDriver {
     }
 
     fn flush(&mut self) -> io::Result<bool> {
+        if !self.has_started && !self.outbox.is_empty() || self.silent_since.is_some() {
+            self.break_silence();
+        }
         let result = self.outbox.flush(self.socket.as_fd());
         if !self.probation.is_over && self.outbox.segments() {
             self.judge_segments();
@@ -138,6 +165,7 @@ impl Driver for UdpDriver {
         match self.inbox.receive(self.socket.as_fd(), |from| self.target.is_sender(from), take) {
             Ok(received) => {
                 self.probation.answers += received as u64;
+                self.silent_since = None;
                 Ok(received == BATCH)
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use nix::sys::time::TimeSpec;
 use thiserror::Error;
-use tracing::debug;
+use tracing::{debug, info, warn};
 use xdp::nic::NicIndex;
 use xdp::packet::Packet;
 
@@ -274,10 +274,19 @@ impl PeerProgram {
             return None;
         }
         match Program::pass(index, &link.name) {
-            Ok(program) => Some(PeerProgram(program)),
+            Ok(program) => {
+                info!(
+                    interface = link.name,
+                    "a native XDP program that passes everything, for answers by XDP_TX"
+                );
+                Some(PeerProgram(program))
+            }
             Err(error) => {
-                // No harm where the veth leads to a bridge, as it mostly does.
-                debug!(interface = link.name, %error, "no program on this end of the veth");
+                warn!(
+                    "nobody has answered yet; if the aggregator is the other end of the veth `{}`, its answers need a \
+                     native XDP program here, and this worker cannot attach one: {error}",
+                    link.name
+                );
                 None
             }
         }
