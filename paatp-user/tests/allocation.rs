@@ -63,7 +63,7 @@ fn turn(driver: &mut UdpDriver, echoes: &[UdpSocket], buffer: &mut [u8]) -> usiz
     }
     let mut received = 0;
     assert!(driver.wait(Duration::from_secs(5)).unwrap().is_none());
-    while driver.receive(&mut |datagram| received += usize::from(!datagram.is_empty())).unwrap() {}
+    while driver.receive(&mut |datagram, _| received += usize::from(!datagram.is_empty())).unwrap() {}
     received
 }
 

@@ -10,7 +10,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use nix::sys::socket::{SockaddrLike, SockaddrStorage};
 
-use super::driver::{BATCH, DATAGRAM_BYTES};
+use super::driver::{BATCH, CE, DATAGRAM_BYTES};
 
 /// `linux/udp.h`: the option, and the control message, that give the length of segments.
 const UDP_SEGMENT: libc::c_int = 103;
@@ -272,11 +272,35 @@ fn send(socket: BorrowedFd<'_>, messages: &mut [libc::mmsghdr]) -> io::Result<us
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
+/// Room for the control message that tells TOS or traffic class, as the kernel aligns it: a header and an int, or for TOS
+/// a byte.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct ClassRoom {
+    header: libc::cmsghdr,
+    class: [u8; 8],
+}
+
+impl ClassRoom {
+    /// What the kernel wrote there says "congestion experienced".
+    fn is_marked(&self) -> bool {
+        let (level, kind) = (self.header.cmsg_level, self.header.cmsg_type);
+        let [a, b, c, d, ..] = self.class;
+        let class = match (level, kind) {
+            (libc::IPPROTO_IP, libc::IP_TOS) => a,
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => libc::c_int::from_ne_bytes([a, b, c, d]) as u8,
+            _ => 0,
+        };
+        class & CE == CE
+    }
+}
+
 /// Datagrams that have arrived.
 pub struct Inbox {
     bytes: Box<[u8]>,
     names: Box<[libc::sockaddr_storage]>,
     pieces: Box<[libc::iovec]>,
+    classes: Box<[ClassRoom]>,
     messages: Box<[libc::mmsghdr]>,
     calls: u64,
 }
@@ -290,6 +314,8 @@ impl Inbox {
             // SAFETY: integers, for which zero is valid.
             names: (0..BATCH).map(|_| unsafe { zeroed() }).collect(),
             pieces: (0..BATCH).map(|_| zero_piece()).collect(),
+            // SAFETY: integers, for which zero is valid.
+            classes: (0..BATCH).map(|_| unsafe { zeroed() }).collect(),
             // SAFETY: integers and pointers, for which zero is valid.
             messages: (0..BATCH).map(|_| unsafe { zeroed() }).collect(),
             calls: 0,
@@ -310,7 +336,7 @@ impl Inbox {
         &mut self,
         socket: BorrowedFd<'_>,
         expected: impl Fn(SocketAddr) -> bool,
-        take: &mut dyn FnMut(&[u8]),
+        take: &mut dyn FnMut(&[u8], bool),
     ) -> io::Result<usize> {
         self.prepare();
         self.calls += 1;
@@ -326,13 +352,13 @@ impl Inbox {
         };
         let received = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
         let all = self.messages.iter().zip(self.bytes.chunks_exact(DATAGRAM_BYTES)).zip(&self.names);
-        for ((message, bytes), name) in all.take(received) {
+        for (((message, bytes), name), class) in all.zip(&self.classes).take(received) {
             let is_whole = message.msg_hdr.msg_flags & libc::MSG_TRUNC == 0;
             if is_whole
                 && address(name, message.msg_hdr.msg_namelen).is_some_and(&expected)
                 && let Some(datagram) = bytes.get(..message.msg_len as usize)
             {
-                take(datagram);
+                take(datagram, message.msg_hdr.msg_controllen > 0 && class.is_marked());
             }
         }
         Ok(received)
@@ -341,15 +367,16 @@ impl Inbox {
     /// Points the messages to the buffers.
     fn prepare(&mut self) {
         let buffers = self.bytes.chunks_exact_mut(DATAGRAM_BYTES).zip(self.names.iter_mut());
-        for ((message, piece), (bytes, name)) in
-            self.messages.iter_mut().zip(self.pieces.iter_mut()).zip(buffers)
-        {
+        let headers = self.messages.iter_mut().zip(self.pieces.iter_mut()).zip(self.classes.iter_mut());
+        for (((message, piece), class), (bytes, name)) in headers.zip(buffers) {
             *piece = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
             let header = &mut message.msg_hdr;
             header.msg_name = (&raw mut *name).cast();
             header.msg_namelen = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
             header.msg_iov = &raw mut *piece;
             header.msg_iovlen = 1;
+            header.msg_control = (&raw mut *class).cast();
+            header.msg_controllen = size_of::<ClassRoom>() as _;
             header.msg_flags = 0;
         }
     }
@@ -366,6 +393,7 @@ fn address(name: &libc::sockaddr_storage, length: libc::socklen_t) -> Option<Soc
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::worker::socket::set_option;
     use std::net::UdpSocket;
     use std::os::fd::AsFd;
 
@@ -388,7 +416,7 @@ mod tests {
     fn arrived(socket: &UdpSocket) -> Vec<(usize, u8)> {
         let (mut inbox, mut all) = (Inbox::new(), Vec::new());
         while inbox
-            .receive(socket.as_fd(), |_| true, &mut |datagram| all.push((datagram.len(), datagram[0])))
+            .receive(socket.as_fd(), |_| true, &mut |datagram, _| all.push((datagram.len(), datagram[0])))
             .is_ok()
         {}
         all
@@ -467,6 +495,26 @@ mod tests {
         assert_eq!(arrived(&receiver), [(100, 2)]);
     }
 
+    /// "Congestion experienced" is told, over either version of IP.
+    #[test]
+    fn marks_are_seen() {
+        for (address, level, send, receive) in [
+            ("127.0.0.1:0", libc::IPPROTO_IP, libc::IP_TOS, libc::IP_RECVTOS),
+            ("[::1]:0", libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_RECVTCLASS),
+        ] {
+            let (Ok(to), Ok(from)) = (UdpSocket::bind(address), UdpSocket::bind(address)) else { continue };
+            assert!(set_option(to.as_fd(), level, receive, 1).is_ok());
+            let mut marks = Vec::new();
+            for class in [0b00, 0b10, 0b11, 0b1111_1100] {
+                assert!(set_option(from.as_fd(), level, send, class).is_ok());
+                assert!(from.send_to(b"x", address_of(&to)).is_ok());
+            }
+            let mut inbox = Inbox::new();
+            let count = inbox.receive(to.as_fd(), |_| true, &mut |_, is_marked| marks.push(is_marked));
+            assert_eq!((count.ok(), marks), (Some(4), vec![false, false, true, false]), "{address}");
+        }
+    }
+
     #[test]
     fn strangers_and_long_datagrams_are_not_handed_over() {
         let (receiver, friend) = pair();
@@ -476,7 +524,7 @@ mod tests {
         assert!(friend.send_to(&vec![0; DATAGRAM_BYTES + 1], to).is_ok());
         assert!(friend.send_to(b"yes", to).is_ok());
         let mut got = Vec::new();
-        let mut take = |datagram: &[u8]| got.push(datagram.to_vec());
+        let mut take = |datagram: &[u8], _| got.push(datagram.to_vec());
         let count = Inbox::new().receive(receiver.as_fd(), |sender| sender == from, &mut take);
         assert_eq!((count.ok(), got), (Some(3), vec![b"yes".to_vec()]));
     }

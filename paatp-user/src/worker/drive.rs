@@ -179,7 +179,13 @@ impl<D: Driver> Loop<'_, D> {
     fn receive(&mut self) -> Result<bool, DriveError> {
         // One time for the batch: it is there already.
         let (worker, now) = (&mut *self.worker, self.clock.now());
-        match self.driver.receive(&mut |datagram| worker.handle_datagram(now, datagram)) {
+        match self.driver.receive(&mut |datagram, is_marked| {
+            if is_marked {
+                worker.handle_marked_datagram(now, datagram);
+            } else {
+                worker.handle_datagram(now, datagram);
+            }
+        }) {
             Ok(more) => Ok(more),
             Err(error) => self.note(error).map(|()| true),
         }

@@ -16,6 +16,9 @@ pub const DATAGRAM_BYTES: usize = HEADER_BYTES + WIDE_BLOCKS * LANES_PER_BLOCK *
 /// at most.
 pub const BATCH: usize = 64;
 
+/// Both ECN bits of TOS or traffic class set: "congestion experienced".
+pub const CE: u8 = 0b11;
+
 /// Most entries taken from an error queue at once.
 pub const ERROR_BATCH: usize = 16;
 
@@ -33,11 +36,12 @@ pub trait Driver {
     /// What the kernel said; the datagram that it said it of is given up, as if the network had lost it.
     fn flush(&mut self) -> io::Result<bool>;
 
-    /// Hands over what has arrived from the aggregator, up to [`BATCH`]. True if there may be more.
+    /// Hands over what has arrived from the aggregator, up to [`BATCH`], each datagram with whether its IP header is marked
+    /// CE ("congestion experienced"). True if there may be more.
     ///
     /// # Errors
     /// What the kernel said.
-    fn receive(&mut self, take: &mut dyn FnMut(&[u8])) -> io::Result<bool>;
+    fn receive(&mut self, take: &mut dyn FnMut(&[u8], bool)) -> io::Result<bool>;
 
     /// Waits until there is something to receive, room to flush what is left (if any), or the time is over. Returns the
     /// error that the network reported meanwhile, if any.

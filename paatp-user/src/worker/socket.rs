@@ -242,6 +242,7 @@ fn configure(socket: &UdpSocket, v6: bool, buffers: Buffers) -> Result<(), Socke
     if v6 {
         set("IPV6_MTU_DISCOVER", libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?;
         set("IPV6_TCLASS", libc::IPPROTO_IPV6, libc::IPV6_TCLASS, ECT0)?;
+        set("IPV6_RECVTCLASS", libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
         set("IPV6_RECVERR", libc::IPPROTO_IPV6, libc::IPV6_RECVERR, 1)?;
         // The aggregator answers without a checksum; payloads have their own. (What is sent has one: segmentation needs
         // it, and leaves the work to the card.)
@@ -249,6 +250,7 @@ fn configure(socket: &UdpSocket, v6: bool, buffers: Buffers) -> Result<(), Socke
     } else {
         set("IP_MTU_DISCOVER", libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
         set("IP_TOS", libc::IPPROTO_IP, libc::IP_TOS, ECT0)?;
+        set("IP_RECVTOS", libc::IPPROTO_IP, libc::IP_RECVTOS, 1)?;
         set("IP_RECVERR", libc::IPPROTO_IP, libc::IP_RECVERR, 1)?;
     }
     debug!(local = ?socket.local_addr().ok(), "data socket");
@@ -280,7 +282,7 @@ fn set_buffers(socket: &UdpSocket, bytes: usize) -> Result<(), SocketError> {
 }
 
 /// Sets an option whose value is an int.
-fn set_option(
+pub(super) fn set_option(
     socket: BorrowedFd<'_>,
     level: libc::c_int,
     name: libc::c_int,

@@ -161,7 +161,7 @@ impl Driver for UdpDriver {
         result
     }
 
-    fn receive(&mut self, take: &mut dyn FnMut(&[u8])) -> io::Result<bool> {
+    fn receive(&mut self, take: &mut dyn FnMut(&[u8], bool)) -> io::Result<bool> {
         match self.inbox.receive(self.socket.as_fd(), |from| self.target.is_sender(from), take) {
             Ok(received) => {
                 self.probation.answers += received as u64;

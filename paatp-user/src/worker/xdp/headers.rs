@@ -3,6 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 
+use crate::worker::driver::CE;
+
 /// Bytes of headers.
 pub const ETHERNET_BYTES: usize = 14;
 const IPV4_BYTES: usize = 20;
@@ -102,6 +104,15 @@ impl Headers {
     }
 }
 
+impl Headers {
+    /// The IP header says "congestion experienced".
+    pub fn is_marked(&self, frame: &[u8]) -> bool {
+        // TOS is a byte of its own; the traffic class lies across two.
+        let class = frame.get(ETHERNET_BYTES + 1).map(|byte| if self.is_v4 { *byte } else { byte >> 4 });
+        class.is_some_and(|class| class & CE == CE)
+    }
+}
+
 fn put(frame: &mut [u8], offset: usize, bytes: [u8; 2]) -> Option<()> {
     frame.get_mut(offset..offset + 2)?.copy_from_slice(&bytes);
     Some(())
@@ -163,6 +174,10 @@ mod tests {
                 assert_eq!(sum(&bytes[ETHERNET_BYTES..ETHERNET_BYTES + IPV4_BYTES]), 0xFFFF);
                 assert_eq!(bytes[ETHERNET_BYTES + 1] & 3, ECT0);
             }
+            assert!(!headers.is_marked(&bytes));
+            let mut marked = bytes;
+            marked[ETHERNET_BYTES + 1] |= if v6 { CE << 4 } else { CE };
+            assert!(headers.is_marked(&marked) && !headers.is_marked(&[]));
             let mut frame = Frame::new(&mut bytes[..length]);
             let layout = match parse(&frame, length as u32, &node(remote)) {
                 Parsed::Ours(layout, arrival) => {

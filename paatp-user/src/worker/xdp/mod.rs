@@ -407,7 +407,7 @@ impl Driver for XdpDriver {
         self.queues.first_mut().map_or(Ok(true), Queue::flush)
     }
 
-    fn receive(&mut self, take: &mut dyn FnMut(&[u8])) -> io::Result<bool> {
+    fn receive(&mut self, take: &mut dyn FnMut(&[u8], bool)) -> io::Result<bool> {
         let (headers, target) = (&self.headers, self.target);
         let base = target.address.port();
         let mut more = false;
@@ -415,7 +415,7 @@ impl Driver for XdpDriver {
             let count = queue.receive(|frame| {
                 let payload = headers.payload(frame, |port| port.wrapping_sub(base) < target.ports);
                 if let Some(datagram) = payload.and_then(|range| frame.get(range)) {
-                    take(datagram);
+                    take(datagram, headers.is_marked(frame));
                 }
             })?;
             more |= count == BATCH;
