@@ -303,7 +303,8 @@ fn run(kind: Kind, values: &[f32]) -> Result<Sample> {
         window: grant.window,
         slots: grant.slots,
     };
-    let mut worker = Worker::new(membership, Settings { timeout: TIMEOUT, linger: TIMEOUT })?;
+    let settings = Settings { timeout: TIMEOUT, linger: TIMEOUT, ..Settings::default() };
+    let mut worker = Worker::new(membership, settings)?;
     let target = Target::new(address, grant.port_base, grant.ports);
     let buffers = Buffers { window: grant.window, datagram: worker.datagram_bytes() };
     let socket = DataSocket::open(target, buffers)?;
