@@ -237,7 +237,10 @@ mod tests {
         for length in [0u16, 3, 400] {
             let mut all = length.to_ne_bytes().to_vec();
             all.extend_from_slice(&[4, 0, 1, 2, 3, 4]);
-            assert_eq!(parse_link(&link_message(libc::RTM_NEWLINK, 0, 3, &all)).ok(), Some(LinkState::default()));
+            assert_eq!(
+                parse_link(&link_message(libc::RTM_NEWLINK, 0, 3, &all)).ok(),
+                Some(LinkState::default())
+            );
         }
     }
 }
