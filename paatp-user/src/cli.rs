@@ -7,6 +7,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use paatp_common::limits::{MAX_PORTS, MAX_RANKS};
 use paatp_transport::Reduction;
+use paatp_transport::rate::Algorithm;
 
 use crate::config::{
     Access, ConfigError, DEFAULT_LANES, DEFAULT_SLOTS, DEFAULT_WINDOW, FailurePolicy, JobConfig, parse_size,
@@ -292,6 +293,9 @@ pub struct Allreduce {
     /// How packets are sent and received.
     #[arg(long, value_enum, default_value = "auto", value_name = "DRIVER")]
     pub io: IoName,
+    /// Rate controller: pa-atp, atp, a2tp, switchml or fixed; all ranks should have the same.
+    #[arg(long, default_value = "pa-atp", value_name = "NAME")]
+    pub controller: Algorithm,
     /// Write times, throughput and what was lost and repaired to this file, as JSON.
     #[arg(long, value_name = "FILE.json")]
     pub report: Option<PathBuf>,

@@ -18,6 +18,7 @@ use crate::config::{self, Access, ConfigError, Jobs, NodeConfig};
 use crate::control::http::{self, Scope, TlsError};
 use crate::control::listen::{ListenError, listen, parse_address};
 use crate::control::membership::Membership;
+use crate::control::pacing::PACE_INTERVAL;
 use crate::control::protocol::CounterReport;
 use crate::control::server::Control;
 use crate::control::token::{self, DEFAULT_TOKEN_FILE, Secret, TokenError};
@@ -195,6 +196,7 @@ async fn serve(args: &Run, plan: &Plan, object: &[u8]) -> Result<(), DaemonError
     let result = tokio::select! {
         () = control.clone().serve(listeners, tls) => Ok(()),
         () = tick(&control) => Ok(()),
+        () = pace(&control) => Ok(()),
         result = watch(&engine) => result,
         () = dump_on_request(args, &engine, &mut signals.dump) => Ok(()),
         name = signals.end.first() => {
@@ -251,6 +253,16 @@ async fn tick(control: &Control) {
     loop {
         ticks.tick().await;
         control.tick(Instant::now());
+    }
+}
+
+/// Stamps windows and gains into answers.
+async fn pace(control: &Control) {
+    let mut ticks = tokio::time::interval(PACE_INTERVAL);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        control.pace(Instant::now());
     }
 }
 

@@ -14,8 +14,9 @@ use paatp_common::host::Host;
 use paatp_common::job::{JobEntry, RankEntry};
 use paatp_common::lanes::SlotBlock;
 use paatp_common::limits::{LANES_PER_BLOCK, MAX_RANKS};
-use paatp_common::progress::Progress;
+use paatp_common::progress::{Progress, RankRecord};
 use paatp_common::slot::Slot;
+use paatp_transport::rate::Algorithm;
 use paatp_user::cli::{Allreduce, Credentials, IoName, ReductionName};
 use paatp_user::config::{FailurePolicy, JobConfig, Jobs};
 use paatp_user::control::membership::{Formation, Membership, table_address};
@@ -80,6 +81,18 @@ impl Tables for Shared {
     fn write(&mut self, _: u16, entry: JobEntry) -> Result<(), EngineError> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).job = entry;
         Ok(())
+    }
+
+    fn set_gains(&mut self, _: u16, gains: &[i8]) -> Result<(), EngineError> {
+        let mut memory = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        memory.ranks.iter_mut().zip(gains).for_each(|(rank, gain)| rank.gain = *gain);
+        Ok(())
+    }
+
+    fn records(&self, _: u16, entry: &JobEntry) -> Result<Vec<RankRecord>, EngineError> {
+        let memory = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let record = |rank| memory.progress.reached(entry.generation, rank);
+        Ok((0..usize::from(entry.world)).map(record).collect())
     }
 
     fn progress(&self, _: u16, entry: &JobEntry) -> Result<ProgressSnapshot, EngineError> {
@@ -186,6 +199,7 @@ fn arguments(node: &Node, folder: &Path, rank: u8, world: u8) -> Allreduce {
         reduction: ReductionName::Sum,
         timeout: Duration::from_secs(10),
         io: IoName::Udp,
+        controller: Algorithm::PaAtp,
         report: Some(folder.join(format!("report-{rank}.json"))),
         credentials: Credentials::default(),
     }

@@ -429,6 +429,20 @@ impl Membership {
         watched.map(|job| (job.number, job.entry)).collect()
     }
 
+    /// Jobs of which a generation runs: number and entry.
+    #[must_use]
+    pub fn running(&self) -> Vec<(u16, JobEntry)> {
+        let running = self.jobs.values().filter(|job| job.running.is_some());
+        running.map(|job| (job.number, job.entry)).collect()
+    }
+
+    /// Grants a job's ranks a window to run ahead, in chunks. Returns the entry, which is to be written.
+    pub fn grant(&mut self, number: u16, window: u16) -> Option<JobEntry> {
+        let job = self.jobs.get_mut(&number)?;
+        job.entry.granted = window;
+        Some(job.entry)
+    }
+
     /// Takes in how far a watched job's ranks are. A loss is to be written, then given to [`Membership::lose`].
     pub fn observe(
         &mut self,

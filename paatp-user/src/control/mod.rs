@@ -10,6 +10,7 @@ pub mod job;
 pub mod listen;
 pub mod membership;
 pub mod memory;
+pub mod pacing;
 pub mod protocol;
 pub mod server;
 pub mod token;

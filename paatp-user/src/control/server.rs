@@ -7,10 +7,11 @@ use std::time::Instant;
 
 use axum::Router;
 use paatp_common::job::JobEntry;
+use paatp_common::progress::RankRecord;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio_rustls::TlsAcceptor;
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 use crate::config::{Access, FailurePolicy, JobConfig};
 use crate::engine::{Aggregator, EngineError, ProgressSnapshot};
@@ -20,6 +21,7 @@ use super::api;
 use super::error::ControlError;
 use super::http::{Connections, Peer, Scope};
 use super::membership::{Entropy, Formation, Leaving, Loss, Membership, WaiterId};
+use super::pacing::Pacing;
 use super::protocol::{Created, Grant, JobDetails, JoinRequest, LeaveRequest, RankStatus};
 use super::token::{self, Secret};
 
@@ -36,6 +38,18 @@ pub trait Tables: Send {
     /// # Errors
     /// If the table cannot be written.
     fn write(&mut self, number: u16, entry: JobEntry) -> Result<(), EngineError>;
+
+    /// Stamps a rank's gain into the answers to it.
+    ///
+    /// # Errors
+    /// If the table cannot be written.
+    fn set_gains(&mut self, number: u16, gains: &[i8]) -> Result<(), EngineError>;
+
+    /// What the data plane counted of each rank of a job.
+    ///
+    /// # Errors
+    /// If a table cannot be read.
+    fn records(&self, number: u16, entry: &JobEntry) -> Result<Vec<RankRecord>, EngineError>;
 
     /// How far a job is.
     ///
@@ -59,6 +73,14 @@ impl Tables for Aggregator {
         self.write_job(number.into(), entry)
     }
 
+    fn set_gains(&mut self, number: u16, gains: &[i8]) -> Result<(), EngineError> {
+        Aggregator::set_gains(self, number, gains)
+    }
+
+    fn records(&self, number: u16, entry: &JobEntry) -> Result<Vec<RankRecord>, EngineError> {
+        Aggregator::records(self, number, entry)
+    }
+
     fn progress(&self, number: u16, entry: &JobEntry) -> Result<ProgressSnapshot, EngineError> {
         Aggregator::progress(self, number, entry)
     }
@@ -77,6 +99,7 @@ pub(super) struct Inner {
     pub(super) waiting: BTreeMap<WaiterId, oneshot::Sender<Answer>>,
     /// The node's token; without it nobody changes anything.
     token: Option<Secret>,
+    pacing: Pacing,
 }
 
 /// The server's state, shared by all connections.
@@ -135,7 +158,13 @@ impl Control {
     /// A server for these jobs, whose jobs nobody can change.
     #[must_use]
     pub fn new(membership: Membership, tables: Arc<Mutex<dyn Tables>>) -> Control {
-        Control(Arc::new(Mutex::new(Inner { membership, tables, waiting: BTreeMap::new(), token: None })))
+        Control(Arc::new(Mutex::new(Inner {
+            membership,
+            tables,
+            waiting: BTreeMap::new(),
+            token: None,
+            pacing: Pacing::default(),
+        })))
     }
 
     /// With a token for changes.
@@ -303,6 +332,30 @@ impl Control {
                 Ok(Some(loss)) => inner.lose(&loss),
                 Ok(None) => {}
                 Err(cause) => error!(number, "cannot see how far a job is: {cause}"),
+            }
+        }
+    }
+
+    /// Paces the jobs that run. To be called every [`PACE_INTERVAL`](super::pacing::PACE_INTERVAL).
+    pub fn pace(&self, now: Instant) {
+        let mut inner = self.lock();
+        let Inner { membership, tables, pacing, .. } = &mut *inner;
+        let mut tables = tables.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut jobs = Vec::new();
+        for (number, entry) in membership.running() {
+            match tables.records(number, &entry) {
+                Ok(records) => jobs.push((number, entry, records)),
+                // The look at how far jobs are says so as well, and less often.
+                Err(cause) => debug!(number, "cannot read what a job's ranks did: {cause}"),
+            }
+        }
+        for grant in pacing.tick(now, &jobs) {
+            let Some(entry) = membership.grant(grant.job, grant.window) else { continue };
+            let gains = grant.gains.get(..usize::from(entry.world)).unwrap_or(&[]);
+            let written = tables.write(grant.job, entry).and_then(|()| tables.set_gains(grant.job, gains));
+            if let Err(cause) = written {
+                debug!(number = grant.job, "cannot stamp a job's answers: {cause}");
+                pacing.unstamp(grant.job);
             }
         }
     }

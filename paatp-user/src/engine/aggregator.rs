@@ -178,6 +178,40 @@ impl Aggregator {
         self.write_job(number, formation.entry)
     }
 
+    /// Stamps gains into the answers to a job's ranks.
+    ///
+    /// # Errors
+    /// If the table cannot be read or written.
+    pub fn set_gains(&mut self, number: u16, gains: &[i8]) -> Result<(), EngineError> {
+        let failed = |source| table_error(map::RANKS, source);
+        let mut ranks: Array<_, Raw<RankEntry>> = array_mut(&mut self.ebpf, map::RANKS)?;
+        for (index, gain) in (u32::from(number) * MAX_RANKS as u32..).zip(gains) {
+            let Raw(entry) = ranks.get(&index, 0).map_err(failed)?;
+            if entry.gain != *gain {
+                ranks.set(index, Raw(RankEntry { gain: *gain, ..entry }), 0).map_err(failed)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What was counted of each rank of a job.
+    ///
+    /// # Errors
+    /// If the table cannot be read.
+    pub fn records(&self, number: u16, entry: &JobEntry) -> Result<Vec<RankRecord>, EngineError> {
+        let progress = self.tracks(number)?;
+        let record = |rank| progress.reached(entry.generation, rank);
+        Ok((0..usize::from(entry.world)).map(record).collect())
+    }
+
+    fn tracks(&self, number: u16) -> Result<Progress, EngineError> {
+        let table = array::<[u64; PROGRESS_WORDS]>(&self.ebpf, map::PROGRESS)?;
+        let words = table.get(&u32::from(number), 0).map_err(|source| table_error(map::PROGRESS, source))?;
+        // SAFETY: `Progress` is `repr(C)` and holds nothing but atomic words of 64 bits, which have the size of `u64`
+        // (asserted by the array's length) and take every bit pattern.
+        Ok(unsafe { std::mem::transmute::<[u64; PROGRESS_WORDS], Progress>(words) })
+    }
+
     /// Replaces the entry of a job.
     ///
     /// # Errors
@@ -207,9 +241,7 @@ impl Aggregator {
     /// # Errors
     /// If the table cannot be read.
     pub fn progress(&self, number: u16, entry: &JobEntry) -> Result<ProgressSnapshot, EngineError> {
-        let table = array::<[u64; PROGRESS_WORDS]>(&self.ebpf, map::PROGRESS)?;
-        let words = table.get(&u32::from(number), 0).map_err(|source| table_error(map::PROGRESS, source))?;
-        Ok(snapshot(words, entry))
+        Ok(snapshot(&self.tracks(number)?, entry))
     }
 
     /// Slots of a job that hold contributions which not every rank has acknowledged; none for rings too long to walk.
@@ -340,10 +372,7 @@ fn count_slots<const N: usize>(
     Ok(count)
 }
 
-fn snapshot(words: [u64; PROGRESS_WORDS], entry: &JobEntry) -> ProgressSnapshot {
-    // SAFETY: `Progress` is `repr(C)` and holds nothing but atomic words of 64 bits, which have the size of `u64`
-    // (asserted by the array's length) and take every bit pattern.
-    let progress: Progress = unsafe { std::mem::transmute(words) };
+fn snapshot(progress: &Progress, entry: &JobEntry) -> ProgressSnapshot {
     let generation = entry.generation;
     let rank = |rank: usize| {
         let RankRecord { acked, contributed, .. } = progress.reached(generation, rank);
@@ -366,12 +395,10 @@ mod tests {
         let progress = Progress::default();
         progress.record(9, 0, Seq(3), Seq(0), 8);
         progress.record(9, 1, Seq(2), Seq(5), 8);
-        // SAFETY: as in `snapshot`, the other way round.
-        let words: [u64; PROGRESS_WORDS] = unsafe { std::mem::transmute(progress) };
-        let read = snapshot(words, &entry);
+        let read = snapshot(&progress, &entry);
         let rank = |acknowledged, contributed| RankProgress { acknowledged, contributed };
         assert_eq!(read, ProgressSnapshot { ranks: vec![rank(3, 0), rank(2, 5)], min_ack: 2 });
-        let other = snapshot(words, &JobEntry { generation: 8, ..entry });
+        let other = snapshot(&progress, &JobEntry { generation: 8, ..entry });
         assert_eq!(other.ranks, vec![rank(0, 0); 2]);
     }
 

@@ -109,7 +109,9 @@ pub fn allreduce(args: &Allreduce) -> Result<Report, AllreduceError> {
     }
     let mut io = Io::open(args.io, socket, buffers)?;
     let settings = Settings { timeout: args.timeout, linger: args.timeout, ..Settings::default() };
-    let mut worker = Worker::new(membership(&grant, args.rank), settings)?;
+    let membership = membership(&grant, args.rank);
+    let controller = args.controller.controller(&membership);
+    let mut worker = Worker::with_controller(membership, settings, controller)?;
     let clock = Clock::default();
     let start = Instant::now();
     worker.all_reduce(clock.now(), args.reduction.reduction(), input);

@@ -24,6 +24,8 @@ use paatp_tests::process::{Aggregator, AggregatorOptions, PORT, Process, paatp};
 use paatp_tests::spread::{Spread, cpu_model, cpus, kernel_release};
 use paatp_transport::quantise::{Lane, Quantiser, Scale};
 use paatp_transport::{Membership, Reduction, Settings, Tensor, Values, Worker};
+use paatp_user::cli::Credentials;
+use paatp_user::client::Server;
 use paatp_user::worker::client::join;
 use paatp_user::worker::drive::{Clock, Path, drive};
 use paatp_user::worker::driver::Driver;
@@ -292,7 +294,8 @@ fn row(lanes: usize, kind: Kind, samples: &[Sample]) -> Result<Row> {
 fn run(kind: Kind, values: &[f32]) -> Result<Sample> {
     let address = SocketAddr::new(IpAddr::V4(ADDRESS), PORT);
     let endpoint = Endpoint { text: address.to_string(), address };
-    let grant = join(&endpoint, "lab", 0, 1, TIMEOUT, "bench", &ProgressBar::hidden())?;
+    let server = Server::new(endpoint, &Credentials::default())?;
+    let grant = join(&server, "lab", 0, 1, TIMEOUT, "bench", &ProgressBar::hidden())?;
     let membership = Membership {
         job: grant.job,
         generation: grant.generation,
