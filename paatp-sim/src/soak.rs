@@ -60,8 +60,8 @@ fn pick<T: Copy>(random: &mut Random, of: &[T]) -> T {
 
 fn job(number: u64, random: &mut Random) -> JobSpec {
     let window = pick(random, &[1, 1, 2, 2, 3, 4, 6, 8, 16]);
-    // From the shortest ring that a window may have: a power of two, at least twice as long.
-    let slots = (u32::from(window) * 2).next_power_of_two() << random.below(3);
+    // From the shortest ring that a window may have, in which ranks run into BUSY, to one that they never fill.
+    let slots = u32::from(window).next_power_of_two() << random.below(4);
     let chunks = random.between(1, 24);
     JobSpec {
         name: format!("job-{number}"),

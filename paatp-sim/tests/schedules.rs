@@ -1,5 +1,5 @@
 //! Every operation completes with the right sum for any schedule of loss, duplication, reordering, delay and damage that
-//! delivers infinitely often: rings of two slots and of many, all controllers, redo included.
+//! delivers infinitely often: rings of one slot, of two, and of many, all controllers, redo included.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
@@ -33,9 +33,9 @@ fn ten_thousand_schedules_complete_with_the_right_sums() {
     assert!(totals.lost > SEEDS && totals.retransmissions > SEEDS && totals.dropped > 0, "{totals:?}");
     assert!(totals.redos > SEEDS / 20 && totals.failed_checks > SEEDS / 20, "{totals:?}");
     assert!(totals.marked > SEEDS, "{totals:?}");
-    // With S ≥ 2 W nobody can get there: a rank is less than W past its own results, which are at most W past the results
-    // of the slowest.
-    assert_eq!(totals.busy, 0, "{totals:?}");
+    // In rings of less than 2 W only: a rank is less than W past its own results, which are at most W past the results of
+    // the slowest.
+    assert!(totals.busy > SEEDS / 10, "{totals:?}");
 }
 
 /// The same seed is the same run, to the nanosecond.

@@ -41,7 +41,7 @@ impl Membership {
         if lanes == 0 || !usize::from(lanes).is_multiple_of(LANES_PER_BLOCK) {
             return Err(MembershipError::Lanes { lanes });
         }
-        if window == 0 || u32::from(window) * 2 > slots {
+        if window == 0 || u32::from(window) > slots {
             return Err(MembershipError::Window { window, slots });
         }
         if !slots.is_power_of_two() || slots > MAX_RING_SLOTS {
@@ -85,7 +85,7 @@ pub enum MembershipError {
     },
     /// The window does not fit the ring.
     #[error(
-        "a window of {window} chunks does not fit a ring of {slots} slots: the ring needs at least twice the window, and the window at least one chunk; correct the job's window or slots"
+        "a window of {window} chunks does not fit a ring of {slots} slots: the ring needs at least the window (twice as much, to keep ranks from running into BUSY), and the window at least one chunk; correct the job's window or slots"
     )]
     Window {
         /// Window told.
@@ -136,7 +136,7 @@ mod tests {
             Membership { world: 65, ..GOOD },
             Membership { rank: 2, ..GOOD },
             Membership { lanes: 33, ..GOOD },
-            Membership { window: 5, ..GOOD },
+            Membership { window: 9, ..GOOD },
             Membership { slots: 12, ..GOOD },
         ];
         assert!(bad.iter().all(|membership| membership.check().is_err()));
