@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use paatp_common::Event;
-use paatp_common::job::JobEntry;
+use paatp_common::job::{JobEntry, RankEntry};
 use paatp_tests::gradients::synthetic;
 use paatp_tests::kernel::Maps;
 use paatp_tests::lab::{Family, Host};
@@ -201,4 +201,37 @@ fn f8_a_shrunk_job_goes_on() {
     assert!(output(0) == output(2), "both have the same bits");
     let shown = bench.manage("show shrinks");
     assert!(shown.lines().any(|line| line.starts_with("lost ranks") && line.ends_with('1')), "{shown}");
+}
+
+/// The loader's half of PA-ATP: while a job runs, its answers are stamped with a window, and its ranks' entries stay what
+/// they were but for the gain.
+#[test]
+fn a_running_job_is_granted_a_window() {
+    if !require_bpf("jobs::a_running_job_is_granted_a_window") {
+        return;
+    }
+    let mut bench = Bench::new(2, &[]);
+    bench.inputs(&synthetic(2, 11, &[(Dtype::F32, 4_000_000)], 1.0));
+    let maps = Maps::on(&bench.lab.aggregator.namespace, &bench.lab.aggregator.interface).unwrap();
+    let (jobs, ranks) = (maps.array::<[u8; 32]>("JOBS").unwrap(), maps.array::<[u8; 32]>("RANKS").unwrap());
+    let job = || -> JobEntry { bytemuck::pod_read_unaligned(&jobs.get(&0, 0).unwrap()) };
+    let rank = |number| -> RankEntry { bytemuck::pod_read_unaligned(&ranks.get(&number, 0).unwrap()) };
+    assert_eq!((job().granted, job().generation), (0, 0));
+    let workers: Vec<Process> = (0..2).map(|rank| bench.worker("lab", rank, 2, None)).collect();
+    wait_until("the job runs", DEADLINE, || Ok(job().generation != 0)).unwrap();
+    let members = [rank(0), rank(1)];
+    wait_until("a window is granted", DEADLINE, || Ok(job().granted != 0)).unwrap();
+    let granted = job();
+    assert!((granted.window / 4..=granted.window).contains(&granted.granted), "{granted:?}");
+    for mut worker in workers {
+        let finished = worker.wait(DEADLINE).unwrap();
+        assert!(finished.is_success(), "{}", finished.output);
+    }
+    for (number, before) in (0..).zip(members) {
+        let now = rank(number);
+        assert_eq!((now.address, now.key), (before.address, before.key));
+    }
+    // Members that have left are paced no more.
+    wait_until("the job ended", DEADLINE, || Ok(job().generation == 0)).unwrap();
+    assert!(!bench.aggregator.process.has_ended().unwrap());
 }

@@ -70,7 +70,8 @@ pub struct Feedback {
 pub struct Windows {
     /// Chunks past the own acknowledged ones (gack).
     pub congestion: u32,
-    /// Chunks past the delivered ones (aack). The worker bounds it by W and by what the aggregator grants.
+    /// Chunks past the delivered ones (aack). The worker bounds it by W, and by what the aggregator grants where the
+    /// controller heeds that.
     pub asynchronous: u32,
 }
 
@@ -93,6 +94,11 @@ pub trait Controller: Debug + Send {
     /// Least time between two new contributions; `None`: as the windows allow.
     fn pace(&self) -> Option<Duration> {
         None
+    }
+
+    /// What the aggregator's loader grants bounds the asynchronous window. The baselines know no such thing.
+    fn heeds_grants(&self) -> bool {
+        false
     }
 
     /// An answer came.

@@ -207,6 +207,10 @@ impl Controller for PaAtp {
         "pa-atp"
     }
 
+    fn heeds_grants(&self) -> bool {
+        true
+    }
+
     fn windows(&self) -> Windows {
         Windows { congestion: self.congestion as u32, asynchronous: self.asynchronous as u32 }
     }

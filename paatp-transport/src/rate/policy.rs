@@ -16,9 +16,9 @@ use super::epoch::{average, ratio};
 
 /// Weight of a tick in all averages. Ours: with ticks of some milliseconds, tens of them.
 const SHARE: f64 = 1.0 / 8.0;
-/// A job whose contributions are marked more often than this is congested. Ours.
+/// A job with more marked requests than this for each contribution is congested. Ours.
 const CONGESTED: f64 = 0.01;
-/// A job of which more contributions than this are refused as BUSY runs too far ahead (A2TP ignores as many collisions).
+/// A job with more refusals as BUSY than this for each contribution runs too far ahead (A2TP ignores as many collisions).
 const CROWDED: f64 = super::a2tp::COLLISIONS_IGNORED;
 /// The granted window is at least this part of W: less would not fill the path. Ours.
 const LEAST_WINDOW: f64 = 1.0 / 4.0;
@@ -37,11 +37,11 @@ const RANK_MOST: f64 = 31.0;
 pub struct RankCounts {
     /// Its progress: a serial number, as on the wire.
     pub progress: u32,
-    /// Contributions since the last tick.
+    /// Contributions since the last tick that were acknowledged in order: what its progress gained.
     pub contributions: u32,
-    /// Of these, marked as having met congestion.
+    /// Requests of all kinds since then that met congestion.
     pub marks: u32,
-    /// Of these, refused as BUSY.
+    /// Contributions since then that were refused as BUSY, each sending of one counted.
     pub busy: u32,
 }
 
@@ -56,6 +56,11 @@ pub struct JobCounts<'a> {
     pub window: u16,
     /// The ranks that count, at most [`MAX_RANKS`], in order.
     pub ranks: &'a [RankCounts],
+}
+
+/// What a count has gained. Nothing where it stepped back: CPUs may undo each other's counts.
+fn gained(now: u32, before: u32) -> u32 {
+    (now.wrapping_sub(before) as i32).max(0) as u32
 }
 
 /// Turns what the tables count for ever into what happened since the last tick.
@@ -74,9 +79,9 @@ impl Meter {
             let before = core::mem::replace(last, *now);
             RankCounts {
                 progress: now.contributed.0,
-                contributions: now.contributed.since(before.contributed),
-                marks: now.marks.wrapping_sub(before.marks),
-                busy: now.busy.wrapping_sub(before.busy),
+                contributions: gained(now.contributed.0, before.contributed.0),
+                marks: gained(now.marks, before.marks),
+                busy: gained(now.busy, before.busy),
             }
         };
         last.iter_mut().zip(ranks).map(since).collect()

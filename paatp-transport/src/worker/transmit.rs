@@ -55,7 +55,8 @@ impl Worker {
     /// because result k − W must be here before chunk k is made (protocol-rules F5), and by what the aggregator grants.
     fn send_limit(&self) -> u64 {
         let windows = self.controller.windows();
-        let granted = if self.granted == 0 { self.membership.window } else { self.granted };
+        let heeded = self.granted != 0 && self.controller.heeds_grants();
+        let granted = if heeded { self.granted } else { self.membership.window };
         let most = self.membership.window.min(granted).max(1);
         let asynchronous = u64::from(windows.asynchronous).clamp(1, u64::from(most));
         let congestion = u64::from(windows.congestion.max(1));

@@ -161,6 +161,7 @@ impl Job {
         let world = self.entry.world;
         let waiting = std::mem::take(&mut self.waiting);
         self.entry.generation = generation;
+        self.entry.granted = 0;
         self.entry.expected = u64::MAX >> (64 - u32::from(world));
         self.watch = Watch::default();
         self.lost.clear();

@@ -40,6 +40,11 @@ pub enum ListenError {
     /// The address of `--control` cannot be read.
     #[error("--control {0} is no address; write for example 10.0.0.1, 10.0.0.1:20545 or [fd00::1]:20545")]
     Address(String),
+    /// `--control` names no address of its own.
+    #[error(
+        "--control {0} means every address, of which the aggregator's own are taken by the workers' listeners; name the one that jobs are to be managed on"
+    )]
+    Everywhere(String),
 }
 
 /// Reads an address with or without a port.
@@ -49,9 +54,13 @@ pub enum ListenError {
 pub fn parse_address(text: &str, port: u16) -> Result<SocketAddr, ListenError> {
     let with_port = text.parse::<SocketAddr>().ok();
     let bare = || text.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>().ok();
-    with_port
+    let address = with_port
         .or_else(|| bare().map(|address| SocketAddr::new(address, port)))
-        .ok_or_else(|| ListenError::Address(text.into()))
+        .ok_or_else(|| ListenError::Address(text.into()))?;
+    if address.ip().is_unspecified() {
+        return Err(ListenError::Everywhere(text.into()));
+    }
+    Ok(address)
 }
 
 /// Where to listen: each served address for workers, loopback and `control` for everything. The second part of an entry

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use paatp_common::job::JobEntry;
+use paatp_common::limits::MAX_RANKS;
 use paatp_common::progress::RankRecord;
 use paatp_transport::rate::policy::{Grant, JobCounts, Meter, Policy, RankCounts};
 
@@ -32,14 +33,27 @@ impl Pacing {
         self.stamped.retain(|number, _| runs(*number));
         let mut ranks: Vec<Vec<RankCounts>> = Vec::with_capacity(jobs.len());
         for (number, entry, records) in jobs {
-            ranks.push(self.meter.read(*number, entry.generation, records));
+            let counts = self.meter.read(*number, entry.generation, records);
+            // A lost rank stands where it died, and holds nobody up any more.
+            ranks.push(
+                counts
+                    .into_iter()
+                    .zip(members(entry))
+                    .filter_map(|(c, is_one)| is_one.then_some(c))
+                    .collect(),
+            );
         }
         let mut counts = Vec::with_capacity(jobs.len());
         for ((job, entry, _), ranks) in jobs.iter().zip(&ranks) {
             counts.push(JobCounts { job: *job, generation: entry.generation, window: entry.window, ranks });
         }
         let mut changed = Vec::new();
-        for (grant, (number, entry, _)) in self.policy.tick(elapsed, &counts).into_iter().zip(jobs) {
+        for (mut grant, (number, entry, _)) in self.policy.tick(elapsed, &counts).into_iter().zip(jobs) {
+            let mut gains = grant.gains.into_iter();
+            grant.gains = [0; MAX_RANKS];
+            for (gain, is_member) in grant.gains.iter_mut().zip(members(entry)) {
+                *gain = if is_member { gains.next().unwrap_or(0) } else { 0 };
+            }
             let stamp = (entry.generation, grant);
             if self.stamped.insert(*number, stamp) != Some(stamp) {
                 changed.push(grant);
@@ -52,6 +66,12 @@ impl Pacing {
     pub fn unstamp(&mut self, job: u16) {
         self.stamped.remove(&job);
     }
+}
+
+/// Which ranks of a job count.
+fn members(entry: &JobEntry) -> impl Iterator<Item = bool> {
+    let expected = entry.expected;
+    (0..MAX_RANKS).map(move |rank| expected >> rank & 1 == 1)
 }
 
 #[cfg(test)]
@@ -68,7 +88,14 @@ mod tests {
 
     #[test]
     fn only_what_changes_is_stamped() {
-        let entry = JobEntry { generation: 7, window: 64, slots: 128, world: 2, ..JobEntry::default() };
+        let entry = JobEntry {
+            generation: 7,
+            window: 64,
+            slots: 128,
+            world: 2,
+            expected: 0b11,
+            ..JobEntry::default()
+        };
         let (mut pacing, start) = (Pacing::default(), Instant::now());
         let mut tick = |at: u32, entry: JobEntry, contributed| {
             let jobs = [(3, entry, records(contributed, 0))];
@@ -86,7 +113,14 @@ mod tests {
 
     #[test]
     fn a_job_that_came_back_is_stamped_again() {
-        let entry = JobEntry { generation: 7, window: 64, slots: 128, world: 2, ..JobEntry::default() };
+        let entry = JobEntry {
+            generation: 7,
+            window: 64,
+            slots: 128,
+            world: 2,
+            expected: 0b11,
+            ..JobEntry::default()
+        };
         let (mut pacing, now) = (Pacing::default(), Instant::now());
         let jobs = [(3, entry, records([1, 1], 0))];
         assert_eq!(pacing.tick(now, &jobs).len(), 1);
@@ -94,5 +128,19 @@ mod tests {
         assert_eq!(pacing.tick(now + PACE_INTERVAL * 2, &jobs).len(), 1);
         pacing.unstamp(3);
         assert_eq!(pacing.tick(now + PACE_INTERVAL * 3, &jobs).len(), 1);
+    }
+
+    #[test]
+    fn a_lost_rank_paces_nobody() {
+        let entry = JobEntry { generation: 7, window: 64, world: 3, expected: 0b101, ..JobEntry::default() };
+        let (mut pacing, start) = (Pacing::default(), Instant::now());
+        let mut last = None;
+        for at in 0..200 {
+            let record = |contributed| RankRecord { contributed: Seq(contributed), ..RankRecord::default() };
+            let jobs = [(3, entry, vec![record(at * 50), record(3), record(at * 50)])];
+            last = pacing.tick(start + PACE_INTERVAL * at, &jobs).pop().or(last);
+        }
+        let last = last.unwrap_or_else(|| panic!("nothing was stamped"));
+        assert_eq!((last.window, &last.gains[..3]), (64, &[0, 0, 0][..]));
     }
 }

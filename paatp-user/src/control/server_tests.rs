@@ -4,6 +4,7 @@ use super::*;
 use crate::control::protocol::{JobList, JobState, PROTOCOL};
 use crate::control::testing::{Server, problem, send, send_as, server};
 use crate::engine::RankProgress;
+use paatp_common::Seq;
 use std::time::Duration;
 
 fn body(rank: u32, wait: f64) -> String {
@@ -186,6 +187,44 @@ fn lost_ranks_are_found_by_the_clock() {
     let (_, list) = server.ask("GET", "/v1/jobs", "");
     let list: JobList = serde_json::from_str(&list).unwrap_or_default();
     assert_eq!(list.jobs.iter().map(|job| job.lost_ranks.clone()).collect::<Vec<_>>(), [vec![], vec![1]]);
+}
+
+/// Grants go to the generation that runs, gains to its ranks; what could not be written is written later, and what ended is
+/// left alone.
+#[test]
+fn jobs_that_run_are_paced() {
+    let server = server();
+    server.control.pace(Instant::now());
+    assert!(server.tables(|tables| tables.written.is_empty() && tables.gains.is_empty()), "nobody runs");
+    let grant = form(&server);
+    let record = |contributed| RankRecord { contributed: Seq(contributed), ..RankRecord::default() };
+    server.tables(|tables| {
+        tables.records = Some(vec![record(9), record(4)]);
+        tables.fail_writes = true;
+    });
+    server.control.pace(Instant::now());
+    assert!(server.tables(|tables| std::mem::take(&mut tables.fail_writes) && tables.gains.is_empty()));
+    server.control.pace(Instant::now());
+    let (written, gains) = server.tables(|tables| (tables.written.clone(), tables.gains.clone()));
+    let [(0, entry)] = written[..] else { panic!("{written:?}") };
+    assert_eq!((entry.generation, entry.expected, entry.window), (grant.generation, 0b11, grant.window));
+    assert!((grant.window / 4..=grant.window).contains(&entry.granted), "{entry:?}");
+    assert_eq!(gains.iter().map(|(job, gains)| (*job, gains.len())).collect::<Vec<_>>(), [(0, 2)]);
+    // Its members leave.
+    for rank in 0..2 {
+        let body = format!(r#"{{"protocol":{PROTOCOL},"rank":{rank},"generation":{}}}"#, grant.generation);
+        let left = server.receive(send(server.workers, "POST", "/v1/jobs/pair/leave", &body));
+        assert!(left.0 < 300, "{left:?}");
+    }
+    let ended = server.tables(|tables| tables.written.len());
+    server.tables(|tables| tables.records = Some(vec![record(90), record(4)]));
+    server.control.pace(Instant::now());
+    assert_eq!(server.tables(|tables| tables.written.len()), ended);
+    // The next generation begins without a grant.
+    let next = form(&server);
+    let installed =
+        server.tables(|tables| tables.installed.last().map(|f| (f.entry.generation, f.entry.granted)));
+    assert_eq!(installed, Some((next.generation, 0)));
 }
 
 #[test]

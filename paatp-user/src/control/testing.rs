@@ -32,6 +32,8 @@ pub(crate) const SLOTS: u64 = 4096;
 pub(crate) struct Memory {
     pub(crate) installed: Vec<Formation>,
     pub(crate) written: Vec<(u16, JobEntry)>,
+    pub(crate) gains: Vec<(u16, Vec<i8>)>,
+    pub(crate) records: Option<Vec<RankRecord>>,
     pub(crate) progress: Option<Vec<RankProgress>>,
     pub(crate) fail: bool,
     pub(crate) fail_writes: bool,
@@ -59,13 +61,15 @@ impl Tables for Memory {
         Ok(())
     }
 
-    fn set_gains(&mut self, _: u16, _: &[i8]) -> Result<(), EngineError> {
-        self.check()
+    fn set_gains(&mut self, number: u16, gains: &[i8]) -> Result<(), EngineError> {
+        self.check()?;
+        self.gains.push((number, gains.to_vec()));
+        Ok(())
     }
 
     fn records(&self, _: u16, entry: &JobEntry) -> Result<Vec<RankRecord>, EngineError> {
         self.check()?;
-        Ok(vec![RankRecord::default(); entry.world.into()])
+        Ok(self.records.clone().unwrap_or_else(|| vec![RankRecord::default(); entry.world.into()]))
     }
 
     fn progress(&self, _: u16, entry: &JobEntry) -> Result<ProgressSnapshot, EngineError> {

@@ -157,12 +157,14 @@ fn make(path: &Path, token: &str) -> io::Result<()> {
         fs::create_dir_all(folder)?;
     }
     let mut name = path.as_os_str().to_owned();
-    name.push(format!(".{}.new", std::process::id()));
+    // Of random name: two aggregators in containers may both be process 1 and share the folder.
+    name.push(format!(".{:08x}.new", getrandom::u32().map_err(|error| io::Error::other(error.to_string()))?));
     let temporary = PathBuf::from(name);
-    let made = write_new(&temporary, token).and_then(|()| match fs::hard_link(&temporary, path) {
+    write_new(&temporary, token)?;
+    let made = match fs::hard_link(&temporary, path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         other => other,
-    });
+    };
     let removed = fs::remove_file(&temporary);
     made.and(removed)
 }

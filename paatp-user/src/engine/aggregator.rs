@@ -1,5 +1,7 @@
 //! The running engine: a loaded and attached program with its tables.
 
+use std::collections::BTreeMap;
+
 use aya::maps::{Array, MapData, MapError, PerCpuArray};
 use aya::programs::Xdp;
 use aya::{Ebpf, EbpfError, EbpfLoader};
@@ -83,6 +85,8 @@ pub struct Aggregator {
     // Before `ebpf`: the program is taken off before its tables go.
     attachment: Attachment,
     ebpf: Ebpf,
+    /// The ranks of each job, as they were written.
+    members: BTreeMap<u16, Vec<RankEntry>>,
     interface: Interface,
     size: SlotSize,
 }
@@ -111,7 +115,8 @@ impl Aggregator {
         table.set(0, Raw(node), 0).map_err(|source| table_error(map::NODE, source))?;
         let xdp = program(&mut ebpf, jobs.slot_size(), &context)?;
         let attachment = Attachment::new(xdp, interface.index, options.mode, &context)?;
-        let aggregator = Aggregator { attachment, ebpf, interface, size: jobs.slot_size() };
+        let aggregator =
+            Aggregator { attachment, ebpf, members: BTreeMap::new(), interface, size: jobs.slot_size() };
         aggregator.tell(jobs, over_v6);
         Ok(aggregator)
     }
@@ -175,20 +180,24 @@ impl Aggregator {
         for (index, rank) in (number * MAX_RANKS as u32..).zip(&formation.ranks) {
             ranks.set(index, Raw(*rank), 0).map_err(|source| table_error(map::RANKS, source))?;
         }
+        self.members.insert(formation.number, formation.ranks.clone());
         self.write_job(number, formation.entry)
     }
 
-    /// Stamps gains into the answers to a job's ranks.
+    /// Stamps gains into the answers to a job's ranks. Only what changes is written: this is called every few
+    /// milliseconds.
     ///
     /// # Errors
-    /// If the table cannot be read or written.
+    /// If the table cannot be written.
     pub fn set_gains(&mut self, number: u16, gains: &[i8]) -> Result<(), EngineError> {
-        let failed = |source| table_error(map::RANKS, source);
-        let mut ranks: Array<_, Raw<RankEntry>> = array_mut(&mut self.ebpf, map::RANKS)?;
-        for (index, gain) in (u32::from(number) * MAX_RANKS as u32..).zip(gains) {
-            let Raw(entry) = ranks.get(&index, 0).map_err(failed)?;
+        let Some(members) = self.members.get_mut(&number) else { return Ok(()) };
+        let mut table: Array<_, Raw<RankEntry>> = array_mut(&mut self.ebpf, map::RANKS)?;
+        let first = u32::from(number) * MAX_RANKS as u32;
+        for (index, (entry, gain)) in (first..).zip(members.iter_mut().zip(gains)) {
             if entry.gain != *gain {
-                ranks.set(index, Raw(RankEntry { gain: *gain, ..entry }), 0).map_err(failed)?;
+                let changed = RankEntry { gain: *gain, ..*entry };
+                table.set(index, Raw(changed), 0).map_err(|source| table_error(map::RANKS, source))?;
+                *entry = changed;
             }
         }
         Ok(())

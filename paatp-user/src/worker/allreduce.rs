@@ -135,8 +135,9 @@ pub fn allreduce(args: &Allreduce) -> Result<Report, AllreduceError> {
             Span(args.timeout)
         );
     }
-    client::leave(&server, &args.job, rank, grant.generation);
+    // The result first: the control server may be slow to answer.
     let sha256 = output.finish(&layout, &tensors)?;
+    client::leave(&server, &args.job, rank, grant.generation);
     let end = End { seconds, sha256, all_ranks_complete: complete, io: io_got };
     let report = report(args, &grant, &layout, &worker, end);
     write_report(args, &report)?;

@@ -170,8 +170,8 @@ impl<D: Driver> Loop<'_, D> {
                 let bytes = self.worker.datagram_bytes() as u32 + ip_and_udp_bytes(self.path.aggregator);
                 Err(self.path.too_large(bytes))
             }
-            // Lost like any other: the transport sends it again.
-            Err(error) => self.note(error).map(|()| true),
+            // Lost like any other: the transport sends it again. Without room for more there is only waiting.
+            Err(error) => self.note(error).map(|()| pushed || self.driver.room().is_some()),
         }
     }
 
