@@ -307,6 +307,23 @@ impl Aggregator {
     }
 }
 
+/// Creates the tables for these jobs and lets the verifier judge the program, attaches nothing and keeps nothing.
+///
+/// # Errors
+/// As [`Aggregator::start`] would fail.
+pub fn check_program(object: &[u8], jobs: &Jobs) -> Result<(), EngineError> {
+    if object.is_empty() {
+        return Err(EngineError::NoObject);
+    }
+    let context = Context {
+        capabilities: Capabilities::of_this_process(),
+        slot_memory: jobs.slot_memory(),
+        ..Context::default()
+    };
+    let mut ebpf = load(object, jobs, &context)?;
+    program(&mut ebpf, jobs.slot_size(), &context).map(|_| ())
+}
+
 fn load(object: &[u8], jobs: &Jobs, context: &Context) -> Result<Ebpf, EngineError> {
     // Checked by `Jobs::new`: all slots together are far below 2^32.
     let slots = u32::try_from(jobs.slots()).unwrap_or(u32::MAX);

@@ -15,7 +15,7 @@ use super::interface::InterfaceError;
 const VERIFIER_LINES: usize = 12;
 
 /// Largest MTU at which veth and most drivers take a program without fragments, in bytes.
-const NATIVE_MTU: u32 = 3506;
+pub const NATIVE_MTU: u32 = 3506;
 
 /// The engine cannot start or go on.
 #[derive(Debug, Error)]

@@ -91,11 +91,23 @@ pub struct Interface {
 }
 
 impl Interface {
-    /// Finds an interface by its name.
+    /// Finds an interface that can serve by its name.
     ///
     /// # Errors
     /// If the name cannot be one, there is none, or it has no address.
     pub fn find(name: &str) -> Result<Interface, InterfaceError> {
+        let interface = Self::look(name)?;
+        if interface.addresses.is_empty() {
+            return Err(InterfaceError::NoAddress { name: name.into() });
+        }
+        Ok(interface)
+    }
+
+    /// Finds an interface by its name, with or without addresses.
+    ///
+    /// # Errors
+    /// If the name cannot be one or there is none.
+    pub fn look(name: &str) -> Result<Interface, InterfaceError> {
         if !is_name(name) {
             return Err(InterfaceError::BadName { name: name.into(), available: names() });
         }
@@ -104,9 +116,6 @@ impl Interface {
         let unreadable = |source| InterfaceError::Unreadable { name: name.into(), source };
         let state = netlink::query(index).map_err(unreadable)?;
         let addresses = addresses(name).map_err(unreadable)?;
-        if addresses.is_empty() {
-            return Err(InterfaceError::NoAddress { name: name.into() });
-        }
         Ok(Interface { name: name.into(), index, mtu: state.mtu, kind: state.kind, addresses })
     }
 
@@ -179,8 +188,14 @@ fn is_name(name: &str) -> bool {
         && CString::new(name).is_ok()
 }
 
+/// Name of the interface of this network namespace that has an address.
+#[must_use]
+pub fn owner_of(address: IpAddr) -> Option<String> {
+    names().into_iter().find(|name| addresses(name).is_ok_and(|all| all.contains(&address)))
+}
+
 /// Interfaces of this network namespace.
-fn names() -> Vec<String> {
+pub fn names() -> Vec<String> {
     let Ok(all) = nix::net::if_::if_nameindex() else { return Vec::new() };
     all.iter().map(|interface| interface.name().to_string_lossy().into_owned()).collect()
 }

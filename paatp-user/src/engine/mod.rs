@@ -7,10 +7,10 @@ mod error;
 mod interface;
 pub(crate) mod netlink;
 
-pub use aggregator::{Aggregator, Options, ProgressSnapshot, RankProgress};
+pub use aggregator::{Aggregator, Options, ProgressSnapshot, RankProgress, check_program};
 pub use attach::{AttachedBy, AttachedMode, Attachment};
 pub use capabilities::Capabilities;
-pub use error::EngineError;
+pub use error::{EngineError, NATIVE_MTU};
 pub(crate) use error::{error_number, verifier_log};
-pub use interface::{Interface, InterfaceError, fitting_lanes, ip_and_udp_bytes};
-pub use netlink::{LinkState, XdpState, query};
+pub use interface::{Interface, InterfaceError, fitting_lanes, ip_and_udp_bytes, names, owner_of};
+pub use netlink::{LinkState, XdpState, query, query_in};

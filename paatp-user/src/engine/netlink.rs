@@ -32,6 +32,7 @@ mod xdp {
     pub const FLAGS: u16 = 3;
     pub const PROG_ID: u16 = 4;
     pub const IFLA_INFO_KIND: u16 = 1;
+    pub const IFLA_TARGET_NETNSID: u16 = 46;
 }
 
 /// An interface's attached XDP program.
@@ -56,6 +57,14 @@ pub struct LinkState {
     pub mac: Option<[u8; 6]>,
     /// What is attached.
     pub xdp: Option<XdpState>,
+    /// `IFF_…` of `linux/if.h`.
+    pub flags: u32,
+    /// Index of the interface at the other end (veth) or below (vlan, macvlan), as its namespace counts.
+    pub lower: Option<u32>,
+    /// The kernel's number for that one's network namespace, where it is another one.
+    pub lower_namespace: Option<i32>,
+    /// Index of the bridge or bond that it is a port of.
+    pub master: Option<u32>,
 }
 
 /// Asks for the state of an interface.
@@ -63,7 +72,19 @@ pub struct LinkState {
 /// # Errors
 /// `ENODEV` where there is none of this index; else what the socket says.
 pub fn query(index: u32) -> io::Result<LinkState> {
-    let message = link_message(libc::RTM_GETLINK, libc::NLM_F_REQUEST, index, &[]);
+    query_in(None, index)
+}
+
+/// Asks for the state of an interface in another network namespace, by the kernel's number for it.
+///
+/// # Errors
+/// `EACCES` without `CAP_NET_ADMIN` over that namespace; else as [`query`].
+pub fn query_in(namespace: Option<i32>, index: u32) -> io::Result<LinkState> {
+    let mut attributes = Vec::new();
+    if let Some(namespace) = namespace {
+        attribute(&mut attributes, xdp::IFLA_TARGET_NETNSID, &namespace.to_ne_bytes());
+    }
+    let message = link_message(libc::RTM_GETLINK, libc::NLM_F_REQUEST, index, &attributes);
     parse_link(&exchange(&message)?)
 }
 
@@ -147,18 +168,23 @@ pub(crate) fn check_error(answer: &[u8]) -> io::Result<()> {
 
 fn parse_link(answer: &[u8]) -> io::Result<LinkState> {
     check_error(answer)?;
-    let mut state = LinkState::default();
+    // After family, padding and type (4 bytes) comes the index (4 bytes), then the flags.
+    let flags = answer.get(HEADER + 8..).map(number).ok_or_else(bad_answer)?;
+    let mut state = LinkState { flags, ..LinkState::default() };
     let hardware = answer.get(HEADER + 2..).and_then(|rest| rest.first_chunk()).ok_or_else(bad_answer)?;
     let is_ethernet = u16::from_ne_bytes(*hardware) == libc::ARPHRD_ETHER;
     for (kind, value) in attributes_of(answer, IFINFO)? {
         match kind {
-            libc::IFLA_IFNAME => state.name = text(value),
             libc::IFLA_ADDRESS if is_ethernet => state.mac = value.try_into().ok(),
             libc::IFLA_MTU => state.mtu = number(value),
             libc::IFLA_LINKINFO => {
                 let kind = attributes(value).find(|(kind, _)| *kind == xdp::IFLA_INFO_KIND);
                 state.kind = kind.map(|(_, name)| text(name));
             }
+            libc::IFLA_IFNAME => state.name = text(value),
+            libc::IFLA_LINK => state.lower = Some(number(value)).filter(|index| *index != 0),
+            libc::IFLA_LINK_NETNSID => state.lower_namespace = Some(number(value) as i32),
+            libc::IFLA_MASTER => state.master = Some(number(value)),
             libc::IFLA_XDP => state.xdp = parse_xdp(value),
             _ => {}
         }
@@ -205,6 +231,7 @@ mod tests {
     fn the_loopback_interface_is_known() {
         let state = query(1).unwrap_or_else(|error| panic!("{error}"));
         assert!(state.mtu >= 1280 && state.name == "lo" && state.mac.is_none(), "{state:?}");
+        assert_eq!(state.flags & libc::IFF_LOOPBACK as u32, libc::IFF_LOOPBACK as u32);
     }
 
     #[test]
