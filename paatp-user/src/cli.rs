@@ -13,6 +13,7 @@ use crate::config::{
     Access, ConfigError, DEFAULT_LANES, DEFAULT_SLOTS, DEFAULT_WINDOW, FailurePolicy, JobConfig, parse_size,
 };
 use crate::control::DEFAULT_PORT;
+use crate::doctor::{self, Doctor, SetupQueues};
 use crate::duration;
 use crate::sim::{self, Sim};
 
@@ -107,6 +108,12 @@ pub enum Command {
     /// Operator: create, see, change and delete the jobs of a running aggregator.
     #[command(after_help = AFTER_JOB)]
     Job(Job),
+    /// What keeps `paatp run` from running well here: looks at everything it depends on, says why and what mends it.
+    #[command(after_help = doctor::AFTER_DOCTOR)]
+    Doctor(Doctor),
+    /// Give each UDP port of an aggregator a receive queue of its own: prints the ethtool rules, or makes them.
+    #[command(after_help = doctor::AFTER_SETUP_QUEUES)]
+    SetupQueues(SetupQueues),
 }
 
 /// A path that may be empty, to say "none".
@@ -479,7 +486,7 @@ mod tests {
     fn help_is_for_newcomers() {
         let mut command = Cli::command();
         command.build();
-        for name in ["run", "allreduce", "job", "sim"] {
+        for name in ["run", "allreduce", "job", "sim", "doctor", "setup-queues"] {
             let subcommand = command.find_subcommand_mut(name).unwrap_or_else(|| panic!("no {name}"));
             for argument in subcommand.get_arguments() {
                 assert!(argument.get_help().is_some(), "{name} {}", argument.get_id());
@@ -575,6 +582,9 @@ mod tests {
             "paatp sim",
             "paatp sim a.toml --controller tcp",
             "paatp sim a.toml soak",
+            "paatp doctor eth0 --worker nobody",
+            "paatp doctor eth0 --ports 0",
+            "paatp setup-queues",
         ] {
             assert_eq!(parse(line).map_err(|error| error.exit_code()).err(), Some(2), "{line}");
         }

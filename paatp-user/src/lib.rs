@@ -1,11 +1,13 @@
 //! The library of the `paatp` program: loads and attaches the XDP engine ([`engine`]), keeps jobs and their members
-//! ([`control`]), manages them from elsewhere ([`client`]), and takes part in a job as a worker ([`worker`]).
+//! ([`control`]), manages them from elsewhere ([`client`]), takes part in a job as a worker ([`worker`]), and says what is
+//! wrong with a machine ([`doctor`]).
 
 pub mod cli;
 pub mod client;
 pub mod config;
 pub mod control;
 pub mod daemon;
+pub mod doctor;
 pub mod duration;
 pub mod engine;
 pub mod object;

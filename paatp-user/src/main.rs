@@ -8,6 +8,7 @@ use clap::Parser;
 use paatp_user::cli::{Allreduce, Cli, Command, Job, Run};
 use paatp_user::client;
 use paatp_user::daemon::{self, DaemonError};
+use paatp_user::doctor::{self, Doctor};
 use paatp_user::object::OBJECT;
 use paatp_user::sim::{self, Sim};
 use paatp_user::worker;
@@ -24,7 +25,11 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let default = match cli.command {
         Command::Run(_) => RUN_FILTER,
-        Command::Allreduce(_) | Command::Job(_) | Command::Sim(_) => WORKER_FILTER,
+        Command::Allreduce(_)
+        | Command::Job(_)
+        | Command::Sim(_)
+        | Command::Doctor(_)
+        | Command::SetupQueues(_) => WORKER_FILTER,
     };
     let result = start_log(cli.log.as_deref().unwrap_or(default)).map_err(Failure::usage).and_then(|()| {
         match &cli.command {
@@ -32,10 +37,15 @@ fn main() -> ExitCode {
             Command::Allreduce(args) => allreduce(args),
             Command::Sim(args) => simulate(args),
             Command::Job(args) => job(args),
+            Command::Doctor(args) => return examine(args),
+            Command::SetupQueues(args) => {
+                doctor::setup_queues(args, &mut std::io::stdout().lock()).map_err(Failure::from)
+            }
         }
+        .map(|()| ExitCode::SUCCESS)
     });
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(failure) => {
             tell(&failure.error);
             ExitCode::from(failure.code)
@@ -108,6 +118,14 @@ fn simulate(args: &Sim) -> Result<(), Failure> {
     let text = sim::run(args)?;
     let _ = std::io::stdout().lock().write_all(text.as_bytes());
     Ok(())
+}
+
+/// Errors that were found are the exit status, not messages of their own.
+fn examine(args: &Doctor) -> Result<ExitCode, Failure> {
+    let report = doctor::examine(args, OBJECT);
+    let text = if args.json { report.json()? } else { report.to_string() };
+    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+    Ok(if report.errors == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn allreduce(args: &Allreduce) -> Result<(), Failure> {

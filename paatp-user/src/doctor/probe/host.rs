@@ -1,0 +1,131 @@
+//! The machine and this process.
+
+use std::fs;
+use std::path::Path;
+
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
+use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
+use nix::unistd::{AccessFlags, SysconfVar, access, sysconf};
+
+use super::bpf;
+use crate::config::{JobConfig, Jobs};
+use crate::doctor::facts::{Bpffs, Call, HostFacts, Question};
+use crate::engine::{Capabilities, check_program, names};
+
+const BPFFS: &str = "/sys/fs/bpf";
+
+/// State of a listening socket in `/proc/net/tcp`.
+const LISTEN: &str = "0A";
+
+pub fn look(question: &Question, object: &[u8]) -> HostFacts {
+    let status = text("/proc/self/status");
+    let capabilities = Capabilities::of_this_process();
+    let bpf_map = bpf::create_map();
+    let may_load = bpf_map == Call::Done && capabilities.missing().is_empty();
+    HostFacts {
+        kernel: text("/proc/sys/kernel/osrelease").trim().to_owned(),
+        capabilities,
+        initial_user_namespace: is_initial(&text("/proc/self/uid_map")),
+        seccomp: has_filter(&status),
+        bpf_reach: bpf::reach(),
+        bpf_map,
+        program: may_load.then(|| try_program(object, question.lanes)),
+        lockdown: lockdown(&text("/sys/kernel/security/lockdown")),
+        unprivileged_bpf_disabled: number("/proc/sys/kernel/unprivileged_bpf_disabled"),
+        jit: number("/proc/sys/net/core/bpf_jit_enable"),
+        btf: Path::new("/sys/kernel/btf/vmlinux").exists(),
+        bpffs: bpffs(Path::new(BPFFS)),
+        memlock: getrlimit(Resource::RLIMIT_MEMLOCK)
+            .map_or(None, |(soft, _)| Some(soft).filter(|soft| *soft != RLIM_INFINITY)),
+        processors: processors(),
+        port_taken: ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"]
+            .iter()
+            .any(|path| listens(&text(path), question.port)),
+        interfaces: names(),
+    }
+}
+
+/// A file's text; nothing where it cannot be read.
+fn text(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+fn number(path: &str) -> Option<u32> {
+    text(path).trim().parse().ok()
+}
+
+/// The initial user namespace maps all numbers to themselves.
+fn is_initial(map: &str) -> bool {
+    map.split_whitespace().eq(["0", "0", "4294967295"])
+}
+
+/// `Seccomp: 2` is a filter.
+fn has_filter(status: &str) -> bool {
+    status.lines().any(|line| line.strip_prefix("Seccomp:").is_some_and(|mode| mode.trim() == "2"))
+}
+
+/// The word in brackets is the mode in force.
+fn lockdown(modes: &str) -> Option<String> {
+    let mode = modes.split_once('[')?.1.split_once(']')?.0;
+    (mode != "none").then(|| mode.to_owned())
+}
+
+fn bpffs(path: &Path) -> Bpffs {
+    match statfs(path) {
+        Ok(found) if found.filesystem_type() == BPF_FS_MAGIC => {
+            if access(path, AccessFlags::W_OK).is_ok() {
+                Bpffs::Writable
+            } else {
+                Bpffs::ReadOnly
+            }
+        }
+        _ => Bpffs::Missing,
+    }
+}
+
+fn processors() -> u32 {
+    let online = sysconf(SysconfVar::_NPROCESSORS_ONLN).ok().flatten();
+    online.and_then(|count| u32::try_from(count).ok()).unwrap_or(1)
+}
+
+/// Looks for a listening socket with that port in `/proc/net/tcp`.
+fn listens(table: &str, port: u16) -> bool {
+    let port = format!(":{port:04X}");
+    table.lines().skip(1).any(|line| {
+        let mut fields = line.split_whitespace().skip(1);
+        let (local, _remote, state) = (fields.next(), fields.next(), fields.next());
+        local.is_some_and(|local| local.ends_with(&port)) && state == Some(LISTEN)
+    })
+}
+
+/// Lets the verifier judge the program that a job of that many lanes needs.
+fn try_program(object: &[u8], lanes: u32) -> Result<(), String> {
+    let job = JobConfig { name: "doctor".into(), world: 1, lanes, slots: 2, window: 1, quorum: None };
+    let jobs = Jobs::new(vec![job]).map_err(|error| error.to_string())?;
+    check_program(object, &jobs).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn proc_is_read() {
+        assert!(is_initial("         0          0 4294967295\n"));
+        assert!(!is_initial("         0       1000          1\n") && !is_initial(""));
+        assert!(has_filter("Seccomp:\t2\nSeccomp_filters:\t1\n") && !has_filter("Seccomp:\t0\n"));
+        assert_eq!(lockdown("none [integrity] confidentiality\n").as_deref(), Some("integrity"));
+        assert_eq!(lockdown("[none] integrity confidentiality\n"), None);
+        assert_eq!(lockdown(""), None);
+    }
+
+    #[test]
+    fn listeners_are_found() {
+        let table = "  sl  local_address rem_address   st tx_queue\n\
+                     0: 0100007F:5041 00000000:0000 0A 00000000:00000000\n\
+                     1: 0100007F:5042 0100007F:5041 01 00000000:00000000\n";
+        assert!(listens(table, 0x5041));
+        assert!(!listens(table, 0x5042), "a connection is no listener");
+        assert!(!listens("", 1));
+    }
+}
