@@ -3,7 +3,7 @@
 use crate::cli::XdpMode;
 use crate::doctor::facts::{LinkFacts, Peer, Question};
 use crate::doctor::report::{Check, Finding, Severity};
-use crate::engine::{InterfaceError, LinkState, NATIVE_MTU};
+use crate::engine::{InterfaceError, NATIVE_MTU};
 
 use super::is_our_program;
 
@@ -207,26 +207,31 @@ fn peer(facts: &LinkFacts) -> Option<Finding> {
                veth's other end as well";
     let fix = "attach a native program that passes everything there (docs/troubleshooting.md, `veth-peer`), or: \
                paatp run --xdp-mode generic";
-    let missing = |what: String| Some(Finding::new(Check::VethPeer, Severity::Error, what, why).mend(fix));
-    match &facts.peer {
-        Peer::None => None,
-        Peer::Hidden(error) => Some(
-            Finding::new(
-                Check::VethPeer,
-                Severity::Warning,
-                format!("the other end of the veth {name} cannot be seen: {error}"),
-                why,
-            )
-            .mend("run paatp doctor with CAP_NET_ADMIN over the other end's namespace, or look there: ip -details link"),
-        ),
-        Peer::Seen(LinkState { name: peer, xdp, .. }) => match xdp.map(|xdp| xdp.attached) {
-            Some(ATTACHED_NATIVE | ATTACHED_SEVERAL) => {
-                Some(Finding::ok(Check::VethPeer, format!("a native program runs at the other end, {peer}")))
-            }
-            Some(_) => missing(format!("at the other end, {peer}, runs a generic XDP program, which does not help")),
-            None => missing(format!("no XDP program runs at the other end, {peer}")),
-        },
+    let peer = match &facts.peer {
+        Peer::None => return None,
+        Peer::Hidden(error) => {
+            let what = format!("the other end of the veth {name} cannot be seen: {error}");
+            return Some(Finding::new(Check::VethPeer, Severity::Warning, what, why).mend(
+                "run paatp doctor with CAP_NET_ADMIN over the other end's namespace, or look there: ip -details link",
+            ));
+        }
+        Peer::Seen(peer) => peer,
+    };
+    let other = &peer.name;
+    let what = match peer.xdp.map(|xdp| xdp.attached) {
+        Some(ATTACHED_NATIVE | ATTACHED_SEVERAL) => {
+            let what = format!("a native program runs at the other end, {other}");
+            return Some(Finding::ok(Check::VethPeer, what));
+        }
+        Some(_) => format!("at the other end, {other}, runs a generic XDP program, which does not help"),
+        None => format!("no XDP program runs at the other end, {other}"),
+    };
+    // A worker that is the other end itself brings a program, if it may and none is there.
+    if peer.master.is_none() && peer.xdp.is_none() {
+        let why = format!("{why}; a worker at that end brings one, if it has CAP_BPF and CAP_NET_ADMIN");
+        return Some(Finding::new(Check::VethPeer, Severity::Warning, what, why).mend(fix));
     }
+    Some(Finding::new(Check::VethPeer, Severity::Error, what, why).mend(fix))
 }
 
 fn attached(facts: &LinkFacts) -> Finding {

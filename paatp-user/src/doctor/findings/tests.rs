@@ -243,7 +243,19 @@ fn peer(attached: Option<u8>) -> Peer {
 fn the_other_end_of_a_veth() {
     use Severity::{Error, Ok, Warning};
     let with = |attached| move |link: &mut LinkFacts, _: &mut Question| link.peer = peer(attached);
-    on_link(with(None), Check::VethPeer, Error, &["veth1", "XDP_TX", "--xdp-mode generic"]);
+    on_link(
+        with(None),
+        Check::VethPeer,
+        Warning,
+        &["veth1", "XDP_TX", "--xdp-mode generic", "a worker at that end"],
+    );
+    // A bridge brings no program.
+    let port = |link: &mut LinkFacts, _: &mut Question| {
+        link.peer = peer(None);
+        let Peer::Seen(peer) = &mut link.peer else { return };
+        peer.master = Some(7);
+    };
+    on_link(port, Check::VethPeer, Error, &["veth1", "XDP_TX", "--xdp-mode generic"]);
     on_link(with(Some(2)), Check::VethPeer, Error, &["generic XDP program, which does not help"]);
     on_link(with(Some(1)), Check::VethPeer, Ok, &["veth1"]);
     let hidden = |link: &mut LinkFacts, _: &mut Question| link.peer = Peer::Hidden("EACCES".into());

@@ -100,7 +100,7 @@ fn listens(table: &str, port: u16) -> bool {
 
 /// Lets the verifier judge the program that a job of that many lanes needs.
 fn try_program(object: &[u8], lanes: u32) -> Result<(), String> {
-    let job = JobConfig { name: "doctor".into(), world: 1, lanes, slots: 2, window: 1, quorum: None };
+    let job = JobConfig { lanes, slots: 2, window: 1, ..JobConfig::new("doctor", 1) };
     let jobs = Jobs::new(vec![job]).map_err(|error| error.to_string())?;
     check_program(object, &jobs).map_err(|error| error.to_string())
 }
