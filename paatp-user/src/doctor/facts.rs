@@ -87,8 +87,8 @@ pub struct HostFacts {
     pub memlock: Option<u64>,
     /// Processors in use.
     pub processors: u32,
-    /// Somebody listens on the question's TCP port.
-    pub port_taken: bool,
+    /// Addresses at which somebody listens on the question's TCP port; unspecified ones stand for all.
+    pub listeners: Vec<IpAddr>,
     /// Names of the interfaces there are.
     pub interfaces: Vec<String>,
 }

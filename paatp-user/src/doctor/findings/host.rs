@@ -1,7 +1,11 @@
 //! The machine and this process: kernel, privileges, BPF.
 
-use crate::doctor::facts::{Bpffs, Call, HostFacts, Question};
+use std::net::IpAddr;
+
+use crate::doctor::facts::{Bpffs, Call, HostFacts, LinkFacts, Question};
 use crate::doctor::report::{Check, Finding, Severity};
+
+use super::runs_paatp;
 
 /// Oldest kernel: `bpf_loop` came with 5.17, `bpf_xdp_get_buff_len` with 5.18.
 const OLDEST_KERNEL: (u32, u32) = (5, 18);
@@ -12,7 +16,7 @@ const NO_MEMLOCK: (u32, u32) = (5, 11);
 const GIVE_SECCOMP: &str = "docker: --security-opt seccomp=PROFILE that allows bpf (RuntimeDefault does with CAP_BPF since 2022); \
      Kubernetes: securityContext.seccompProfile; systemd: SystemCallFilter=@system-service bpf";
 
-pub fn findings(host: &HostFacts, question: &Question, ours_runs: bool) -> Vec<Finding> {
+pub fn findings(host: &HostFacts, question: &Question, link: Option<&LinkFacts>) -> Vec<Finding> {
     let mut found = vec![kernel(&host.kernel), capabilities(host)];
     if !host.initial_user_namespace {
         found.push(user_namespace());
@@ -24,7 +28,7 @@ pub fn findings(host: &HostFacts, question: &Question, ours_runs: bool) -> Vec<F
     found.push(btf(host.btf));
     found.push(bpffs(host.bpffs));
     found.push(memlock(host));
-    found.push(port(host.port_taken, question.port, ours_runs));
+    found.push(port(host, question.port, link));
     found
 }
 
@@ -246,25 +250,22 @@ fn memlock(host: &HostFacts) -> Finding {
     }
 }
 
-fn port(taken: bool, port: u16, ours_runs: bool) -> Finding {
-    match (taken, ours_runs) {
-        (false, _) => Finding::ok(Check::Port, format!("nobody listens on TCP port {port}")),
-        (true, true) => Finding::new(
-            Check::Port,
-            Severity::Note,
-            format!("somebody listens on TCP port {port}, and paatp's program is attached"),
-            "`paatp run` seems to be running here already",
-        ),
-        (true, false) => Finding::new(
-            Check::Port,
-            Severity::Error,
-            format!("somebody listens on TCP port {port}"),
-            "workers join at this port, so `paatp run` needs it",
-        )
-        .mend(format!(
-            "ss -tlnp 'sport = :{port}' names the process; or another port for all: paatp run --port P"
-        )),
+/// The control server binds the interface's addresses, and does without loopback.
+fn port(host: &HostFacts, port: u16, link: Option<&LinkFacts>) -> Finding {
+    let hinders =
+        |at: &&IpAddr| at.is_unspecified() || link.is_none_or(|link| link.interface.served().contains(at));
+    let Some(at) = host.listeners.iter().find(hinders) else {
+        return Finding::ok(Check::Port, format!("nobody listens on TCP port {port}"));
+    };
+    let what = format!("somebody listens on TCP port {port} at {at}");
+    if link.is_some_and(runs_paatp) {
+        let why = "paatp's program is attached, so `paatp run` seems to be running here already";
+        return Finding::new(Check::Port, Severity::Note, what, why);
     }
+    let why = "workers join at this port, so `paatp run` needs it";
+    Finding::new(Check::Port, Severity::Error, what, why).mend(format!(
+        "ss -tlnp 'sport = :{port}' names the process; or another port for all: paatp run --port P"
+    ))
 }
 
 /// An error number in words.

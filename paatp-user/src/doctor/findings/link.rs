@@ -5,7 +5,7 @@ use crate::doctor::facts::{LinkFacts, Peer, Question};
 use crate::doctor::report::{Check, Finding, Severity};
 use crate::engine::{InterfaceError, NATIVE_MTU};
 
-use super::is_our_program;
+use super::runs_paatp;
 
 /// `NETDEV_XDP_ACT_BASIC`: the driver drops, passes and sends back (`XDP_TX`).
 const XDP_BASIC: u64 = 1;
@@ -250,7 +250,7 @@ fn attached(facts: &LinkFacts) -> Finding {
         3 => "offloaded",
         _ => "generic",
     };
-    if facts.program_name.as_deref().is_some_and(is_our_program) {
+    if runs_paatp(facts) {
         return Finding::new(
             Check::Attached,
             Severity::Note,

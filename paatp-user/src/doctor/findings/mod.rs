@@ -8,13 +8,17 @@ mod queues;
 #[cfg(test)]
 mod tests;
 
-use super::facts::{Facts, InterfaceFacts};
+use super::facts::{Facts, InterfaceFacts, LinkFacts};
 use super::report::{Check, Finding, Severity};
 
 /// What there is to say.
 #[must_use]
 pub fn findings(facts: &Facts) -> Vec<Finding> {
-    let mut found = host::findings(&facts.host, &facts.question, attached_is_ours(facts));
+    let link = match &facts.interface {
+        InterfaceFacts::Found(link) => Some(link.as_ref()),
+        InterfaceFacts::NotAsked | InterfaceFacts::Absent { .. } => None,
+    };
+    let mut found = host::findings(&facts.host, &facts.question, link);
     match &facts.interface {
         InterfaceFacts::NotAsked => found.push(
             Finding::new(
@@ -47,17 +51,7 @@ fn absent(name: &str, error: &str, owner: Option<&str>) -> Finding {
     }
 }
 
-/// The program on the interface is paatp's, as far as its name tells.
-fn attached_is_ours(facts: &Facts) -> bool {
-    match &facts.interface {
-        InterfaceFacts::Found(link) => {
-            link.link.xdp.is_some() && link.program_name.as_deref().is_some_and(is_our_program)
-        }
-        _ => false,
-    }
-}
-
-/// The kernel keeps 15 bytes of a program's name: `aggregate`, `aggregate_wide`.
-fn is_our_program(name: &str) -> bool {
-    matches!(name, "aggregate" | "aggregate_wide")
+/// The program on the interface is paatp's, as far as its name tells. The kernel keeps 15 bytes of a program's name.
+fn runs_paatp(link: &LinkFacts) -> bool {
+    link.link.xdp.is_some() && matches!(link.program_name.as_deref(), Some("aggregate" | "aggregate_wide"))
 }

@@ -31,7 +31,7 @@ fn host() -> HostFacts {
         bpffs: Bpffs::Writable,
         memlock: Some(8 << 20),
         processors: 4,
-        port_taken: false,
+        listeners: Vec::new(),
         interfaces: vec!["lo".into(), "eth0".into()],
     }
 }
@@ -169,7 +169,11 @@ fn machine() {
     );
     on_host(|host| host.memlock = Some(0), Check::Memlock, Ok, &["control group"]);
     on_host(|host| host.kernel = "5.10.1".into(), Check::Memlock, Error, &["LimitMEMLOCK"]);
-    on_host(|host| host.port_taken = true, Check::Port, Error, &["20545", "ss -tlnp"]);
+    let listens = |at: IpAddr| move |host: &mut HostFacts| host.listeners = vec![at];
+    for at in [IpAddr::from([10, 0, 0, 1]), IpAddr::from([0, 0, 0, 0]), IpAddr::from([0u16; 8])] {
+        on_host(listens(at), Check::Port, Error, &["20545", "ss -tlnp"]);
+    }
+    on_host(listens(IpAddr::from([127, 0, 0, 1])), Check::Port, Ok, &["nobody"]);
 }
 
 #[test]
@@ -298,7 +302,7 @@ fn other_programs() {
     on_link(attached(1, Some("aggregate")), Check::Attached, Note, &["paatp's program"]);
     // Then it is no surprise that the port is taken.
     let ours = |facts: &mut Facts| {
-        facts.host.port_taken = true;
+        facts.host.listeners = vec![IpAddr::from([10, 0, 0, 1])];
         if let InterfaceFacts::Found(link) = &mut facts.interface {
             link.link.xdp = Some(XdpState { attached: 1, program: Some(77) });
             link.program_name = Some("aggregate_wide".into());

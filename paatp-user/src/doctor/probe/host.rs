@@ -1,6 +1,7 @@
 //! The machine and this process.
 
 use std::fs;
+use std::net::IpAddr;
 use std::path::Path;
 
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
@@ -38,9 +39,10 @@ pub fn look(question: &Question, object: &[u8]) -> HostFacts {
         memlock: getrlimit(Resource::RLIMIT_MEMLOCK)
             .map_or(None, |(soft, _)| Some(soft).filter(|soft| *soft != RLIM_INFINITY)),
         processors: processors(),
-        port_taken: ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"]
+        listeners: ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"]
             .iter()
-            .any(|path| listens(&text(path), question.port)),
+            .flat_map(|path| listeners(&text(path), question.port))
+            .collect(),
         interfaces: names(),
     }
 }
@@ -88,14 +90,30 @@ fn processors() -> u32 {
     online.and_then(|count| u32::try_from(count).ok()).unwrap_or(1)
 }
 
-/// Looks for a listening socket with that port in `/proc/net/tcp`.
-fn listens(table: &str, port: u16) -> bool {
-    let port = format!(":{port:04X}");
-    table.lines().skip(1).any(|line| {
+/// Addresses of listening sockets with that port in `/proc/net/tcp` or `tcp6`.
+fn listeners(table: &str, port: u16) -> Vec<IpAddr> {
+    let of_line = |line: &str| {
         let mut fields = line.split_whitespace().skip(1);
-        let (local, _remote, state) = (fields.next(), fields.next(), fields.next());
-        local.is_some_and(|local| local.ends_with(&port)) && state == Some(LISTEN)
-    })
+        let (local, _remote, state) = (fields.next()?, fields.next()?, fields.next()?);
+        let (address, of_port) = local.split_once(':')?;
+        let listens = state == LISTEN && u16::from_str_radix(of_port, 16) == Ok(port);
+        listens.then(|| hex_address(address)).flatten()
+    };
+    table.lines().skip(1).filter_map(of_line).collect()
+}
+
+/// The kernel prints an address's 32-bit words as numbers of this machine, whose bytes are the address's.
+fn hex_address(hex: &str) -> Option<IpAddr> {
+    let word = |i: usize| Some(u32::from_str_radix(hex.get(8 * i..8 * i + 8)?, 16).ok()?.to_ne_bytes());
+    match hex.len() {
+        8 => Some(IpAddr::from(word(0)?)),
+        32 => {
+            let words = [word(0)?, word(1)?, word(2)?, word(3)?];
+            let bytes: [u8; 16] = words.as_flattened().try_into().ok()?;
+            Some(IpAddr::from(bytes).to_canonical())
+        }
+        _ => None,
+    }
 }
 
 /// Lets the verifier judge the program that a job of that many lanes needs.
@@ -120,12 +138,16 @@ mod tests {
     }
 
     #[test]
+    #[cfg(target_endian = "little")]
     fn listeners_are_found() {
         let table = "  sl  local_address rem_address   st tx_queue\n\
                      0: 0100007F:5041 00000000:0000 0A 00000000:00000000\n\
                      1: 0100007F:5042 0100007F:5041 01 00000000:00000000\n";
-        assert!(listens(table, 0x5041));
-        assert!(!listens(table, 0x5042), "a connection is no listener");
-        assert!(!listens("", 1));
+        assert_eq!(listeners(table, 0x5041), [IpAddr::from([127, 0, 0, 1])]);
+        assert!(listeners(table, 0x5042).is_empty(), "a connection is no listener");
+        assert!(listeners("", 1).is_empty() && listeners("x\n0: zz:5041 y 0A\n", 0x5041).is_empty());
+        let v6 = "x\n0: 000080FE00000000FF005450020000FE:5041 00:0 0A\n0: 00000000000000000000000000000000:5041 00:0 0A\n";
+        let link_local = [0xfe80, 0, 0, 0, 0x5054, 0x00ff, 0xfe00, 0x0002];
+        assert_eq!(listeners(v6, 0x5041), [IpAddr::from(link_local), IpAddr::from([0u16; 8])]);
     }
 }
