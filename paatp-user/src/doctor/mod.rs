@@ -21,9 +21,6 @@ use crate::control::DEFAULT_PORT;
 pub use findings::findings;
 pub use setup_queues::{SetupQueues, SetupQueuesError, setup_queues};
 
-/// Most workers in one call: a route lookup each.
-const MAX_WORKERS: usize = 64;
-
 /// After the options of `paatp doctor`.
 pub const AFTER_DOCTOR: &str = "\
 Run it as the user, in the container and in the network namespace where `paatp run` is to run: it looks at its own \
@@ -77,7 +74,6 @@ pub struct Doctor {
 pub fn examine(args: &Doctor, object: &[u8]) -> report::Report {
     let question =
         facts::Question { lanes: args.lanes, mode: args.xdp_mode, port: args.port, ports: args.ports };
-    let workers = args.workers.get(..MAX_WORKERS).unwrap_or(&args.workers);
-    let facts = probe::look(question, args.iface.as_deref(), workers, object);
+    let facts = probe::look(question, args.iface.as_deref(), &args.workers, object);
     report::Report::new(args.iface.clone(), findings(&facts))
 }
