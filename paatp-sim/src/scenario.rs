@@ -208,6 +208,9 @@ pub enum Straggler {
         factor: f64,
         /// Length of a period; each host's begins elsewhere, by chance.
         period: Nanos,
+        /// When the first slow stretch begins, if not by chance.
+        #[serde(default)]
+        phase: Option<Nanos>,
         /// Share of it that is slow.
         share: f64,
         /// On which links.

@@ -129,7 +129,7 @@ fn stragglers(random: &mut Random) -> Vec<Straggler> {
         let direction = pick(random, &[Direction::Up, Direction::Down, Direction::Both]);
         let ranks = Ranks::These(vec![random.below(4) as u32]);
         let place = pick(random, &[Place::Host, Place::Fabric]);
-        all.push(Straggler::SlowLink { factor: 0.25, period, share, place, direction, ranks });
+        all.push(Straggler::SlowLink { factor: 0.25, period, phase: None, share, place, direction, ranks });
     }
     if random.chance(0.2) {
         let (on, off) = (Nanos(random.between(1000, ms)), Nanos(random.between(1000, ms)));

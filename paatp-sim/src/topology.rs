@@ -119,9 +119,9 @@ impl Topology {
 
 fn weather(straggler: &Straggler, link: LinkSpec, mut random: Random) -> (Cycle, Weather) {
     match straggler {
-        Straggler::SlowLink { factor, period, share, .. } => {
-            let phase = Nanos(random.below(period.0));
-            (Cycle::periodic(*period, *share, phase), Weather::Slow(*factor))
+        Straggler::SlowLink { factor, period, phase, share, .. } => {
+            let by_chance = Nanos(random.below(period.0));
+            (Cycle::periodic(*period, *share, phase.unwrap_or(by_chance)), Weather::Slow(*factor))
         }
         Straggler::Background { rate, on, off, .. } => {
             let burst = BitRate((link.rate.0 as f64 * rate) as u64);

@@ -34,6 +34,8 @@ pub struct JobOptions {
     pub reduction: Reduction,
     /// How workers send and receive: `udp`, `af-xdp` or `auto`.
     pub io: &'static str,
+    /// Rate controller of the workers; empty for the one that `paatp` takes by itself.
+    pub controller: &'static str,
     /// Longest time that a worker goes without progress.
     pub timeout: Duration,
     /// What happens to requests on the way.
@@ -53,6 +55,7 @@ impl JobOptions {
             aggregator: AggregatorOptions::world(world),
             reduction: Reduction::Sum,
             io: "udp",
+            controller: "",
             timeout: Duration::from_secs(30),
             requests: Rates::NONE,
             answers: Rates::NONE,
@@ -107,7 +110,7 @@ impl<'a> Running<'a> {
             let mut command = WorkerCommand::new(lab, options.family, rank, world, folder.path());
             command.job.clone_from(&options.aggregator.job);
             (command.reduction, command.timeout) = (options.reduction, options.timeout);
-            command.io = options.io;
+            (command.io, command.controller) = (options.io, options.controller);
             gradient.write(&command.input)?;
             commands.push(command);
         }

@@ -19,9 +19,10 @@ use anyhow::{Context, Result};
 use aya::Ebpf;
 use aya::programs::{Xdp, xdp::XdpMode};
 
-use crate::disturbance::{Disturbance, Rates};
+use crate::disturbance::{Direction, Disturbance, Rates};
 use crate::netns::{Namespace, PREFIX};
 use crate::process::wait_until;
+use crate::shaping::{Shape, Shaping};
 
 /// Version of IP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -205,6 +206,23 @@ impl Lab {
         let host = self.workers.get(rank).with_context(|| format!("the lab has no worker {rank}"))?;
         host.namespace.ip(&["link", "set", &host.interface, "gso_max_segs", "1"])?;
         Disturbance::attach(&self.switch, &host.port, ports, seed, requests, answers)
+    }
+
+    /// Gives the link of one worker a rate, at the end that sends in this direction: egress is the worker's, ingress the
+    /// switch's.
+    ///
+    /// # Errors
+    /// Where there is no such worker, `tc` is missing, or the kernel lacks `tbf`.
+    pub fn shape(&self, rank: usize, direction: Direction, shape: Shape) -> Result<Shaping<'_>> {
+        let host = self.workers.get(rank).with_context(|| format!("the lab has no worker {rank}"))?;
+        match direction {
+            Direction::Egress => {
+                // One packet at a time, as the bucket counts them.
+                host.namespace.ip(&["link", "set", &host.interface, "gso_max_segs", "1"])?;
+                Shaping::attach(&host.namespace, &host.interface, shape)
+            }
+            Direction::Ingress => Shaping::attach(&self.switch, &host.port, shape),
+        }
     }
 
     /// All namespaces, the switch first.

@@ -15,6 +15,7 @@ pub mod objects;
 pub mod process;
 pub mod reference;
 pub mod report;
+pub mod shaping;
 pub mod skip;
 pub mod spread;
 pub mod testrun;

@@ -375,6 +375,8 @@ pub struct WorkerCommand {
     pub reduction: Reduction,
     /// How it sends and receives: `udp`, `af-xdp` or `auto`; empty to say nothing of it.
     pub io: &'static str,
+    /// Rate controller; empty for the one that `paatp` takes by itself.
+    pub controller: &'static str,
     /// The program, if it is another build than [`paatp`] finds.
     pub program: Option<PathBuf>,
     /// Longest time without progress.
@@ -395,6 +397,7 @@ impl WorkerCommand {
             report: folder.join(format!("report-rank{rank}.json")),
             reduction: Reduction::Sum,
             io: "udp",
+            controller: "",
             program: None,
             timeout: Duration::from_secs(30),
         }
@@ -415,6 +418,7 @@ impl WorkerCommand {
             ("--report", self.report.display().to_string()),
             ("--reduction", self.reduction.name().to_owned()),
             ("--io", self.io.to_owned()),
+            ("--controller", self.controller.to_owned()),
             ("--timeout", timeout),
         ];
         std::iter::once("allreduce".to_owned())
