@@ -1,8 +1,8 @@
 //! One direction of a link: a queue of bytes with a rate, a delay, a buffer and a threshold for congestion marks.
 //!
 //! The queue is its backlog, not a list of packets: a packet's departure is known when it enters. Background traffic is
-//! a fluid that enters the same queue while it bursts. Where a link's rate changes while packets wait, those packets
-//! leave at the rate that held when they entered; the error is at most one buffer's worth of time at a change.
+//! a fluid that enters the same queue while it bursts. Bad times are known ahead, so packets that wait while a link's rate
+//! changes leave at the rates that hold then, as from a real queue.
 
 use serde::Deserialize;
 
@@ -174,11 +174,33 @@ impl Link {
         (self.backlog / NANOBITS_PER_BYTE) as u64
     }
 
-    /// Time until only `bytes` are waiting, if nothing comes to it and the rate stays.
+    /// Time until only `bytes` are waiting, if nothing comes to it.
     pub fn time_to_drain_to(&mut self, now: Nanos, bytes: u64) -> Nanos {
         self.advance(now);
         let excess = self.backlog.saturating_sub(u128::from(bytes) * NANOBITS_PER_BYTE);
-        Nanos(excess.div_ceil(u128::from(self.rate)) as u64)
+        self.drained_at(now, excess) - now
+    }
+
+    /// When so much of what waits now has left. Background traffic to come enters behind it and does not hold it up.
+    fn drained_at(&self, now: Nanos, backlog: u128) -> Nanos {
+        let slows = |(_, weather): &&(Cycle, Weather)| matches!(weather, Weather::Slow(_));
+        let unchanged = now + Nanos(backlog.div_ceil(u128::from(self.rate)) as u64);
+        if self.weather.iter().filter(slows).all(|(cycle, _)| cycle.until >= unchanged) {
+            return unchanged;
+        }
+        let mut ahead: Vec<(Cycle, Weather)> = self.weather.iter().filter(slows).cloned().collect();
+        let (mut at, mut left, mut rate) = (now, backlog, u128::from(self.rate));
+        loop {
+            let out = at + Nanos(left.div_ceil(rate) as u64);
+            let next = ahead.iter().map(|(cycle, _)| cycle.until).min().unwrap_or(out);
+            if out <= next {
+                return out;
+            }
+            left = left.saturating_sub(rate * u128::from((next - at).0));
+            at = next;
+            turn_until(&mut ahead, at);
+            rate = u128::from(slowed(self.spec.rate, &ahead));
+        }
     }
 
     /// Sends a packet of this many bytes on the wire.
@@ -191,7 +213,7 @@ impl Link {
         }
         let congested = self.spec.ecn.is_some_and(|ecn| self.backlog > u128::from(ecn.0) * NANOBITS_PER_BYTE);
         self.backlog += need;
-        let out = now + Nanos(self.backlog.div_ceil(u128::from(self.rate)) as u64);
+        let out = self.drained_at(now, self.backlog);
         self.last_out = self.last_out.max(out);
         self.counters.packets += 1;
         self.counters.bytes += bytes;
@@ -229,34 +251,42 @@ impl Link {
                 self.backlog = inflow.saturating_sub(u128::from(self.rate) * span).min(room);
                 self.at = next;
             }
-            if self.turn_weather() {
+            if turn_until(&mut self.weather, self.at) {
                 self.read_weather();
             }
         }
     }
 
-    fn turn_weather(&mut self) -> bool {
-        let mut turned = false;
-        for (cycle, _) in &mut self.weather {
-            while cycle.until <= self.at {
-                cycle.turn();
-                turned = true;
-            }
-        }
-        turned
-    }
-
     fn read_weather(&mut self) {
-        let (mut rate, mut background) = (self.spec.rate.0 as f64, 0);
-        for (_, weather) in self.weather.iter().filter(|(cycle, _)| cycle.on) {
-            match weather {
-                Weather::Slow(factor) => rate *= factor,
-                Weather::Background(other) => background += other.0,
-            }
-        }
-        self.rate = (rate as u64).max(1);
+        let others = self.weather.iter().filter(|(cycle, _)| cycle.on).map(|(_, weather)| match weather {
+            Weather::Background(other) => other.0,
+            Weather::Slow(_) => 0,
+        });
+        let background: u64 = others.sum();
+        self.rate = slowed(self.spec.rate, &self.weather);
         self.background = background.min(self.rate / 20 * BACKGROUND_TWENTIETHS);
     }
+}
+
+/// Brings bad times to a time; says whether any began or ended.
+fn turn_until(weather: &mut [(Cycle, Weather)], at: Nanos) -> bool {
+    let mut turned = false;
+    for (cycle, _) in weather {
+        while cycle.until <= at {
+            cycle.turn();
+            turned = true;
+        }
+    }
+    turned
+}
+
+/// What bad times leave of a rate.
+fn slowed(rate: BitRate, weather: &[(Cycle, Weather)]) -> u64 {
+    let factors = weather.iter().filter(|(cycle, _)| cycle.on).map(|(_, weather)| match weather {
+        Weather::Slow(factor) => *factor,
+        Weather::Background(_) => 1.0,
+    });
+    (factors.fold(rate.0 as f64, |rate, factor| rate * factor) as u64).max(1)
 }
 
 #[cfg(test)]
@@ -301,8 +331,21 @@ mod tests {
         let mut take = |at| arrival(link.send(Nanos(at), 1000)).map(|out| out - at - 100);
         assert_eq!(
             [take(0), take(5000), take(9500), take(20_000), take(25_000)],
-            [Some(1000), Some(4000), Some(4000), Some(1000), Some(4000)]
+            // The third has 125 of its bytes out when the link is fast again.
+            [Some(1000), Some(4000), Some(1375), Some(1000), Some(4000)]
         );
+    }
+
+    #[test]
+    fn what_waits_leaves_at_the_rate_that_comes() {
+        let mut link = link(Impairment::default());
+        link.expect(Cycle::periodic(Nanos(10_000), 0.5, Nanos(5000)), Weather::Slow(0.25));
+        let outs: Vec<_> = (0..3).map(|_| arrival(link.send(Nanos(9000), 1000)).map(|at| at - 100)).collect();
+        assert_eq!(outs, [Some(10_750), Some(11_750), Some(12_750)]);
+        assert_eq!(link.time_to_drain_to(Nanos(9000), 1000), Nanos(2750));
+        // And the other way round: half of the second is out when the link gets slow.
+        assert_eq!(arrival(link.send(Nanos(13_500), 1000)), Some(14_600));
+        assert_eq!(arrival(link.send(Nanos(13_500), 1000)), Some(17_100));
     }
 
     /// Of a burst at the link's own rate, the queue keeps what a foreground packet adds.

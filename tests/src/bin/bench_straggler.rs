@@ -158,7 +158,7 @@ impl Plan {
     }
 
     /// The simulator's seconds for the same.
-    fn simulate(&self, controller: Algorithm, phase: Duration) -> Result<f64> {
+    fn simulate(&self, controller: Algorithm, phase: Duration) -> Result<Outcome> {
         let mut scenario = self.scenario.clone();
         for straggler in &mut scenario.stragglers {
             if let Straggler::SlowLink { phase: begin, .. } = straggler {
@@ -167,7 +167,7 @@ impl Plan {
         }
         let record = run(&scenario, controller, scenario.seed)
             .with_context(|| format!("{} fails in the simulator under {controller}", self.name))?;
-        Ok(Outcome::of(&scenario, &record).job_completion_seconds)
+        Ok(Outcome::of(&scenario, &record))
     }
 }
 
@@ -257,6 +257,8 @@ fn cpu_times() -> Result<(f64, f64)> {
 struct Seen {
     real: Vec<f64>,
     simulated: Vec<f64>,
+    pulls: Vec<f64>,
+    simulated_pulls: Vec<f64>,
     retransmissions: Vec<f64>,
     dropped: u64,
 }
@@ -274,6 +276,8 @@ struct Row {
     real_seconds: Spread,
     simulated_seconds: Spread,
     real_to_simulated: Ratio,
+    pulls_per_chunk: Spread,
+    simulated_pulls_per_chunk: Spread,
     retransmissions_per_chunk: Spread,
     dropped_packets: u64,
 }
@@ -354,7 +358,9 @@ fn compare(args: &Args, plan: &Plan) -> Result<Comparison> {
             let (controller, seen) = (args.controller[turn], &mut seen[turn]);
             measure(plan, &lab, &mut links, &inputs, (controller, phase), seen, &mut conditions)
                 .with_context(|| format!("{}, {controller}, round {round}", plan.name))?;
-            seen.simulated.push(plan.simulate(controller, phase)?);
+            let outcome = plan.simulate(controller, phase)?;
+            seen.simulated.push(outcome.job_completion_seconds);
+            seen.simulated_pulls.push(outcome.pulls as f64 / outcome.contributions.max(1) as f64);
             eprintln!(
                 "{}: round {round}, {controller}: {:.3} s, simulated {:.3} s",
                 plan.name,
@@ -407,7 +413,9 @@ fn measure(
     seen.real.push(seconds);
     seen.dropped += dropped - dropped_before;
     let sum = |name| result.sum(|report| report.statistic(name)) as f64;
-    seen.retransmissions.push(sum("retransmissions") / sum("contributions").max(1.0));
+    let contributions = sum("contributions").max(1.0);
+    seen.pulls.push(sum("pulls") / contributions);
+    seen.retransmissions.push(sum("retransmissions") / contributions);
     conditions.busy.push(stretches.busy);
     conditions.latest = conditions.latest.max(stretches.latest);
     Ok(())
@@ -451,6 +459,8 @@ fn summarise(args: &Args, plan: &Plan, seen: Vec<Seen>, conditions: Conditions) 
         real_to_simulated: Ratio::of(&seen.real, &seen.simulated),
         real_seconds: Spread::of(seen.real),
         simulated_seconds: Spread::of(seen.simulated),
+        pulls_per_chunk: Spread::of(seen.pulls),
+        simulated_pulls_per_chunk: Spread::of(seen.simulated_pulls),
         retransmissions_per_chunk: Spread::of(seen.retransmissions),
         dropped_packets: seen.dropped,
     };
@@ -484,16 +494,17 @@ fn print(plan: &Plan, comparison: &Comparison) {
         comparison.latest_change_seconds * 1e3
     );
     println!(
-        "{:<10} {:<22} {:<22} {:<10} {:<12} dropped",
-        "controller", "real s", "simulated s", "ratio", "again/chunk"
+        "{:<10} {:<22} {:<22} {:<7} {:<16} {:<12} dropped",
+        "controller", "real s", "simulated s", "ratio", "pulls/chunk", "again/chunk"
     );
     for row in &comparison.rows {
         println!(
-            "{:<10} {:<22} {:<22} {:<10.3} {:<12.4} {}",
+            "{:<10} {:<22} {:<22} {:<7.3} {:<16} {:<12.4} {}",
             row.controller,
             format!("{:.3}", row.real_seconds),
             format!("{:.3}", row.simulated_seconds),
             row.real_to_simulated.median,
+            format!("{:.3}, sim {:.3}", row.pulls_per_chunk.median, row.simulated_pulls_per_chunk.median),
             row.retransmissions_per_chunk.median,
             row.dropped_packets
         );
