@@ -8,6 +8,7 @@ use paatp_common::Refusal;
 use paatp_common::counter::Counters;
 use tempfile::TempDir;
 
+use crate::audit::Tables;
 use crate::disturbance::{Counts, Direction, Disturbance, Rates};
 use crate::gradients::Gradient;
 use crate::kernel::Maps;
@@ -182,12 +183,40 @@ impl<'a> Running<'a> {
             Ok(corruptions(&self.maps.counters()?) >= requests.corrupted)
         });
         let counters = self.maps.counters()?;
+        let broken_rules = broken_rules(&self.maps, &ranks, &counters)?;
         let ready = self.aggregator.ready.clone();
         let aggregator = self.aggregator.stop()?;
         let lost_elsewhere = self.lab.dropped_by_the_kernel()?;
         let arrived_late = self.lab.arrived_late()?;
-        Ok(JobResult { ranks, counters, requests, answers, ready, aggregator, lost_elsewhere, arrived_late })
+        Ok(JobResult {
+            ranks,
+            counters,
+            broken_rules,
+            requests,
+            answers,
+            ready,
+            aggregator,
+            lost_elsewhere,
+            arrived_late,
+        })
     }
+}
+
+/// What the aggregator's tables, read before it stops, show of broken rules.
+fn broken_rules(maps: &Maps, ranks: &[RankResult], counters: &Counters) -> Result<Vec<String>> {
+    let reports: Vec<_> = ranks.iter().filter_map(|rank| rank.report.as_ref()).collect();
+    // Reports tell the generation; without one there was no operation that could be audited.
+    let Some(generation) = reports.iter().find_map(|report| report.0["generation"].as_u64()) else {
+        return Ok(Vec::new());
+    };
+    let tables = Tables::read(maps, u32::try_from(generation)?)?;
+    let chunks = reports[0].0["chunks"].as_u64().context("a report without chunks")?;
+    let all_complete = reports.iter().all(|report| report.0["all_ranks_complete"] == true);
+    Ok(if reports.len() == usize::from(tables.job.world) && all_complete {
+        tables.broken_rules_at_the_end(chunks, counters)
+    } else {
+        tables.broken_rules()
+    })
 }
 
 /// Runs one job from beginning to end.
@@ -222,6 +251,8 @@ pub struct JobResult {
     pub ranks: Vec<RankResult>,
     /// The aggregator's counters.
     pub counters: Counters,
+    /// What its tables showed, when the ranks had ended, that the rules forbid.
+    pub broken_rules: Vec<String>,
     /// What was done to all requests.
     pub requests: Counts,
     /// What was done to all answers.
@@ -341,6 +372,7 @@ impl JobResult {
             let Finished { status, output, .. } = &self.aggregator;
             verdict.complain(format!("the aggregator ended with {status}: {output}"));
         }
+        self.broken_rules.iter().for_each(|what| verdict.complain(what.clone()));
         self.corruption_complaints().into_iter().for_each(|what| verdict.complain(what));
         Ok(verdict)
     }

@@ -1,7 +1,7 @@
 //! Looks into the aggregator's maps from outside: from the interface to its XDP program, from there to the maps.
 
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use anyhow::{Context, Result, bail};
 use aya::maps::{Array, Map, MapData, MapInfo, MapType, PerCpuArray};
@@ -125,7 +125,7 @@ impl Maps {
     /// # Errors
     /// Where the program has none.
     pub fn counters(&self) -> Result<Counters> {
-        let map: PerCpuArray<MapData, PodCounters> = self.map("COUNTERS")?.try_into()?;
+        let map: PerCpuArray<MapData, PodOf<Counters>> = self.map("COUNTERS")?.try_into()?;
         let mut sum = Counters::default();
         for counters in map.get(&0, 0)?.iter() {
             sum.absorb(&counters.0);
@@ -189,6 +189,24 @@ impl SlotMemory {
         (self.slot_bytes - size_of::<Slot>()) * 8
     }
 
+    /// What a slot holds, and the words of its lanes; word by word, so whole only where nobody writes.
+    ///
+    /// # Panics
+    /// Where there is no such slot.
+    #[must_use]
+    pub fn read(&self, slot: usize) -> (Slot, Vec<u64>) {
+        assert!(slot < self.slots());
+        let word = |index: usize| {
+            // SAFETY: inside the mapping, which begins a page; slots are whole words.
+            let word =
+                unsafe { AtomicU64::from_ptr(self.start.add(slot * self.slot_bytes + index * 8).cast()) };
+            word.load(Ordering::Relaxed)
+        };
+        const HEAD: usize = size_of::<Slot>() / 8;
+        let head: [u64; HEAD] = std::array::from_fn(word);
+        (bytemuck::cast(head), (HEAD..self.slot_bytes / 8).map(word).collect())
+    }
+
     /// Flips one bit of a slot's lanes, as broken memory would.
     ///
     /// # Panics
@@ -209,10 +227,10 @@ impl Drop for SlotMemory {
     }
 }
 
-/// [`Counters`] as aya wants them.
-#[derive(Clone, Copy)]
+/// A value of `paatp-common` as aya wants it.
+#[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
-struct PodCounters(Counters);
+pub struct PodOf<T>(pub T);
 
-// SAFETY: an array of u64, plain data.
-unsafe impl aya::Pod for PodCounters {}
+// SAFETY: `bytemuck::Pod` promises what `aya::Pod` asks for: no padding, no invalid bit pattern, no pointer.
+unsafe impl<T: bytemuck::Pod> aya::Pod for PodOf<T> {}

@@ -225,6 +225,15 @@ impl Lab {
         }
     }
 
+    /// Gives the aggregator's link a rate towards it, at the switch's end. What `XDP_TX` sends passes no queueing discipline,
+    /// so the way back stays as it is.
+    ///
+    /// # Errors
+    /// As [`Lab::shape`].
+    pub fn shape_aggregator(&self, shape: Shape) -> Result<Shaping<'_>> {
+        Shaping::attach(&self.switch, &self.aggregator.port, shape)
+    }
+
     /// All namespaces, the switch first.
     pub fn namespaces(&self) -> impl Iterator<Item = &Namespace> {
         [&self.switch, &self.aggregator.namespace]

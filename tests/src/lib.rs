@@ -4,6 +4,7 @@
 //! Architecture invariant: nothing outside the namespaces that a [`Lab`] creates is changed, and everything is held by
 //! file descriptors of this process, so that nothing is left behind however it ends.
 
+pub mod audit;
 pub mod bed;
 pub mod disturbance;
 pub mod gradients;

@@ -33,20 +33,23 @@ use serde::Serialize;
 #[derive(Parser)]
 #[command(name = "bench-straggler", max_term_width = 110)]
 struct Args {
-    /// Scenarios: one job, one slow host link [default: scenarios/veth-4-tbf.toml and -down.toml].
+    /// Scenarios: one job, one slow host link [default: all of scenarios/veth-4-tbf*.toml].
     #[arg(long, value_name = "FILE.toml")]
     scenario: Vec<PathBuf>,
     /// Rate controllers.
     #[arg(long, value_delimiter = ',', default_value = "pa-atp,atp,a2tp,switchml,fixed", value_name = "C,…")]
     controller: Vec<Algorithm>,
     /// Measurements of each controller.
-    #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// Writes the figures to this file as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
+/// Scenarios that are run unless told otherwise.
+const SCENARIOS: [&str; 4] =
+    ["veth-4-tbf.toml", "veth-4-tbf-down.toml", "veth-4-tbf-server.toml", "veth-4-tbf-server-drops.toml"];
 /// Bytes of IPv4, UDP and our header.
 const HEADERS: u64 = 20 + 8 + 64;
 /// Longest run of one job.
@@ -90,15 +93,14 @@ impl Plan {
         else {
             bail!("{}: the lab's straggler is a slow-link of named hosts", path.display())
         };
-        let can = network.aggregator.is_none()
-            && network.leaves == 1
-            && network.host.ecn.is_none()
+        let can = network.leaves == 1
+            && [Some(network.host), network.aggregator].into_iter().flatten().all(|link| link.ecn.is_none())
             && network.impairment == Default::default()
             && job.iterations == 1
             && job.operations == 1;
         ensure!(
             can,
-            "{}: the lab has one switch, no link that ranks share, no loss, no marks (`tbf` makes none), and one operation",
+            "{}: the lab has one switch, no loss by chance, no marks (`tbf` makes none), and one operation",
             path.display()
         );
         let lanes = usize::try_from(network.packet.0.saturating_sub(HEADERS) / 4)?;
@@ -189,6 +191,11 @@ impl<'a> Links<'a> {
                 let changes = plan.ranks.contains(&rank) && plan.ways != other;
                 if changes { &mut links.changing } else { &mut links.steady }.push(shaping);
             }
+        }
+        if let Some(link) = plan.scenario.network.aggregator {
+            // Answers are no longer than their requests, so the way back has room where the way there has.
+            let shape = Shape { rate: link.rate.0, buffer: link.buffer.0 };
+            links.steady.push(lab.shape_aggregator(shape)?);
         }
         ensure!(!links.changing.is_empty(), "{}: the slow link is of no rank of the job", plan.name);
         Ok(links)
@@ -320,7 +327,7 @@ fn main() -> Result<()> {
     let mut args = Args::parse();
     if args.scenario.is_empty() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scenarios");
-        args.scenario = ["veth-4-tbf.toml", "veth-4-tbf-down.toml"].map(|name| folder.join(name)).into();
+        args.scenario = SCENARIOS.map(|name| folder.join(name)).into();
     }
     let plans: Vec<Plan> = args.scenario.iter().map(|path| Plan::read(path)).collect::<Result<_>>()?;
     let mut comparisons = Vec::new();

@@ -162,6 +162,7 @@ fn play(args: &Args) -> Result<bool> {
         aggregator: AggregatorOptions { lanes: args.lanes, ..AggregatorOptions::world(world) },
         reduction: args.reduction,
         io: args.io,
+        controller: "",
         timeout: Duration::from_secs(args.timeout),
         requests: rates,
         answers: rates,
