@@ -18,6 +18,10 @@ pub const MAX_ITERATIONS: u32 = 10_000;
 /// Slowest that a link may become.
 pub const LEAST_FACTOR: f64 = 0.001;
 
+/// Packets that a host's card takes unless the scenario says more: enough to keep the link busy while the driver is told of
+/// room, as byte queue limits do.
+pub const CARD_PACKETS: u64 = 8;
+
 /// A scenario.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -55,6 +59,9 @@ pub struct Network {
     pub spines: u64,
     /// Bytes of an IP packet that carries a whole chunk: what links charge, however few lanes are simulated.
     pub packet: Bytes,
+    /// Packets that a host hands to its network card, or has waiting in its socket, before the worker waits.
+    #[serde(default = "few")]
+    pub card: u64,
     /// A host's link, each direction.
     pub host: LinkSpec,
     /// The aggregator's link, each direction, which all ranks share: it is a server. Absent: it is the leaf switch itself,
@@ -249,6 +256,10 @@ const fn one() -> u64 {
 
 const fn one_operation() -> u32 {
     1
+}
+
+const fn few() -> u64 {
+    CARD_PACKETS
 }
 
 const fn whole() -> f64 {

@@ -26,9 +26,6 @@ use crate::units::Nanos;
 
 /// IP (20), UDP (8) and our own header (64), in bytes: the IP packet of a request or answer without payload.
 pub const BARE_PACKET: u64 = 20 + 8 + HEADER_BYTES as u64;
-/// What a host hands to its network card before it waits, in whole packets: enough to keep the link busy while the driver
-/// is told of room, as byte queue limits do.
-const CARD_PACKETS: u64 = 8;
 /// How often the loader looks at its tables.
 const TICK: Nanos = Nanos(5_000_000);
 /// How long a worker waits for a result, and for others before it leaves.
@@ -483,8 +480,9 @@ impl<'a> Simulation<'a> {
         }
         let time = self.time();
         let Some(card) = self.topology.up(host).first().copied() else { return Ok(()) };
-        let room = CARD_PACKETS * (self.scenario.network.packet.0 + ETHERNET_OVERHEAD);
-        let room = room.min(self.scenario.network.host.buffer.0.saturating_sub(room / CARD_PACKETS));
+        let packet = self.scenario.network.packet.0 + ETHERNET_OVERHEAD;
+        let room = self.scenario.network.card.saturating_mul(packet);
+        let room = room.min(self.scenario.network.host.buffer.0.saturating_sub(packet));
         let mut full = false;
         for turn in 0.. {
             full = self.topology.link(card).backlog(self.now) > room;

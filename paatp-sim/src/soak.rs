@@ -6,7 +6,9 @@ use paatp_transport::rate::Algorithm;
 use crate::link::{Impairment, LinkSpec};
 use crate::random::{Purpose, Random};
 use crate::record::Recorder;
-use crate::scenario::{Direction, JobSpec, Network, Place, Ranks, Scenario, Straggler, ValuesKind};
+use crate::scenario::{
+    CARD_PACKETS, Direction, JobSpec, Network, Place, Ranks, Scenario, Straggler, ValuesKind,
+};
 use crate::simulation::{Simulation, SimulationError};
 use crate::units::{BitRate, Bytes, Nanos};
 
@@ -101,6 +103,7 @@ fn network(random: &mut Random) -> Network {
         host: link(random),
         aggregator: if random.chance(0.5) { Some(link(random)) } else { None },
         fabric: Some(link(random)),
+        card: CARD_PACKETS,
         impairment: Impairment {
             loss: bad(random, 0.3),
             duplication: bad(random, 0.3),

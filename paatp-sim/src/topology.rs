@@ -159,6 +159,7 @@ mod tests {
             leaves,
             spines: 2,
             packet: Bytes(1500),
+            card: crate::scenario::CARD_PACKETS,
             host: link,
             aggregator: server.then_some(link),
             fabric: Some(link),
