@@ -54,8 +54,8 @@ const SCENARIOS: [&str; 4] =
 const HEADERS: u64 = 20 + 8 + 64;
 /// Longest run of one job.
 const DEADLINE: Duration = Duration::from_secs(120);
-/// Medians that are closer count as equal: *switchml* and *fixed*, which do the same, are that far apart in some runs.
-const RESOLUTION: f64 = 0.01;
+/// Medians that are closer count as equal in any case; see [`resolution`].
+const LEAST_RESOLUTION: f64 = 0.01;
 /// Of the time that the links alone need, a run takes at least this share, or the links were not shaped: a bucket lets
 /// some packets through at once, and the kernel's clock and ours meet within milliseconds.
 const LEAST_OF_BOUND: f64 = 0.95;
@@ -297,6 +297,8 @@ struct Pair {
     real_order: &'static str,
     simulated: Ratio,
     simulated_order: &'static str,
+    /// The same to the nanosecond in every simulated round: they decided the same, and are a control of the measurement.
+    identical: bool,
     same: bool,
 }
 
@@ -309,6 +311,7 @@ struct Comparison {
     tensor_bytes: usize,
     busy_share_of_cpus: Spread,
     latest_change_seconds: f64,
+    resolution: f64,
     rows: Vec<Row>,
     pairs: Vec<Pair>,
 }
@@ -319,7 +322,6 @@ struct Report {
     kernel: String,
     cpu: String,
     cpus: usize,
-    resolution: f64,
     comparisons: Vec<Comparison>,
 }
 
@@ -342,7 +344,6 @@ fn main() -> Result<()> {
             kernel: kernel_release(),
             cpu: cpu_model(),
             cpus: cpus(),
-            resolution: RESOLUTION,
             comparisons,
         };
         std::fs::write(path, serde_json::to_string_pretty(&report)? + "\n")
@@ -449,17 +450,22 @@ fn summarise(args: &Args, plan: &Plan, seen: Vec<Seen>, conditions: Conditions) 
         for (second, other) in seen.iter().enumerate().skip(first + 1) {
             let real = Ratio::of(&one.real, &other.real);
             let simulated = Ratio::of(&one.simulated, &other.simulated);
-            let (real_order, simulated_order) = (real.order(RESOLUTION), simulated.order(RESOLUTION));
             pairs.push(Pair {
                 first: names[first],
                 second: names[second],
                 real,
-                real_order: word(real_order),
+                real_order: "",
                 simulated,
-                simulated_order: word(simulated_order),
-                same: real_order == simulated_order,
+                simulated_order: "",
+                identical: one.simulated == other.simulated,
+                same: false,
             });
         }
+    }
+    let resolution = resolution(&pairs);
+    for pair in &mut pairs {
+        let (real, simulated) = (pair.real.order(resolution), pair.simulated.order(resolution));
+        (pair.real_order, pair.simulated_order, pair.same) = (word(real), word(simulated), real == simulated);
     }
     let row = |(controller, seen): (&'static str, Seen)| Row {
         controller,
@@ -479,9 +485,17 @@ fn summarise(args: &Args, plan: &Plan, seen: Vec<Seen>, conditions: Conditions) 
         tensor_bytes: plan.elements().unwrap_or_default() * 4,
         busy_share_of_cpus: Spread::of(conditions.busy),
         latest_change_seconds: conditions.latest.as_secs_f64(),
+        resolution,
         rows: names.iter().copied().zip(seen).map(row).collect(),
         pairs,
     }
+}
+
+/// What real medians must differ by to mean anything: the most by which controllers differ that decide the same (without
+/// marks all but *pa-atp* do). The same bar is put to the simulator.
+fn resolution(pairs: &[Pair]) -> f64 {
+    let controls = pairs.iter().filter(|pair| pair.identical);
+    controls.map(|pair| (pair.real.median - 1.0).abs()).fold(LEAST_RESOLUTION, f64::max)
 }
 
 const fn word(order: Ordering) -> &'static str {
@@ -495,10 +509,11 @@ const fn word(order: Ordering) -> &'static str {
 fn print(plan: &Plan, comparison: &Comparison) {
     println!("{}: {}", plan.name, plan.scenario.description);
     println!(
-        "{} rounds; CPUs busy {:.2}; rates changed at most {:.1} ms late\n",
+        "{} rounds; CPUs busy {:.2}; rates changed at most {:.1} ms late; differences below {:.1} % count as none\n",
         comparison.rounds,
         comparison.busy_share_of_cpus,
-        comparison.latest_change_seconds * 1e3
+        comparison.latest_change_seconds * 1e3,
+        comparison.resolution * 1e2
     );
     println!(
         "{:<10} {:<22} {:<22} {:<7} {:<16} {:<12} dropped",
@@ -527,7 +542,11 @@ fn print(plan: &Plan, comparison: &Comparison) {
             format!("{} / {}", pair.first, pair.second),
             told(&pair.real, pair.real_order),
             told(&pair.simulated, pair.simulated_order),
-            if pair.same { "yes" } else { "NO" }
+            match (pair.identical, pair.same) {
+                (true, _) => "control",
+                (false, true) => "yes",
+                (false, false) => "NO",
+            }
         );
     }
     println!();
