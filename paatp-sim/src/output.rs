@@ -90,7 +90,8 @@ fn iterations_plot(scenario: &Scenario, runs: &Runs) -> Plot {
         Line { name: algorithm.to_string(), points, steps: true }
     };
     Plot {
-        title: format!("Iteration times: {}", scenario.description),
+        title: "Iteration times".into(),
+        subtitle: scenario.description.clone(),
         x: "time of an iteration [ms]".into(),
         y: "share of iterations".into(),
         lines: runs.iter().map(line).collect(),
@@ -117,7 +118,8 @@ fn progress_plot(scenario: &Scenario, algorithm: Algorithm, record: &Recorder) -
         Line { name: format!("{job} {rank}"), points, steps: false }
     };
     Plot {
-        title: format!("Contributed by each rank, {algorithm}: {}", scenario.description),
+        title: format!("Contributed by each rank, {algorithm}"),
+        subtitle: scenario.description.clone(),
         x: "time [ms]".into(),
         y: "chunks".into(),
         lines: ranks(scenario).iter().enumerate().map(line).collect(),
@@ -169,7 +171,8 @@ fn throughput_plot(scenario: &Scenario, algorithm: Algorithm, record: &Recorder)
         Line { name: job.name.clone(), points, steps: true }
     };
     Plot {
-        title: format!("Goodput to each rank, {algorithm}: {}", scenario.description),
+        title: format!("Goodput to each rank, {algorithm}"),
+        subtitle: scenario.description.clone(),
         x: "time [ms]".into(),
         y: "Gbit/s".into(),
         lines: scenario.jobs.iter().enumerate().map(line).collect(),

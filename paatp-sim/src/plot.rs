@@ -18,6 +18,8 @@ pub struct Line {
 pub struct Plot {
     /// Over it.
     pub title: String,
+    /// The line below, which may be long.
+    pub subtitle: String,
     /// Below it.
     pub x: String,
     /// Beside it.
@@ -53,7 +55,9 @@ impl Plot {
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" \
              font-size=\"12\">\n<rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>\n"
         );
-        let _ = writeln!(text, "<text x=\"{LEFT}\" y=\"22\" font-size=\"15\">{}</text>", escape(&self.title));
+        let _ = writeln!(text, "<text x=\"{LEFT}\" y=\"15\" font-size=\"14\">{}</text>", escape(&self.title));
+        let _ =
+            writeln!(text, "<text x=\"{LEFT}\" y=\"31\" font-size=\"11\">{}</text>", escape(&self.subtitle));
         self.axes(&mut text, (x_most, y_most), place);
         let mut names: Vec<&str> = Vec::new();
         for line in &self.lines {
@@ -159,6 +163,7 @@ mod tests {
         };
         let plot = Plot {
             title: "a < b".into(),
+            subtitle: "of c".into(),
             x: "ms".into(),
             y: "chunks".into(),
             lines: vec![line("one", false), line("one", false), line("two", true)],
