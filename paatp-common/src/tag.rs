@@ -68,13 +68,14 @@ pub const CHECKED_HEADER_WORDS: usize = 15;
 #[inline(always)]
 #[must_use]
 pub fn header_check(words: &[[u8; 4]; CHECKED_HEADER_WORDS]) -> u32 {
-    let mut check = HeaderCheck::default();
+    // Of 64 bits, because BPF's registers are; the upper halves mean nothing.
+    let mut check = Tag::default();
     for word in words {
         check.push(u32::from_be_bytes(*word) as u64);
         // One word after the other: with all of them in hand LLVM would have to put most on the stack.
         barrier();
     }
-    check.value()
+    check.value() as u32
 }
 
 /// The weight of a word in a header's check, for words that come in any order.
@@ -82,29 +83,6 @@ pub fn header_check(words: &[[u8; 4]; CHECKED_HEADER_WORDS]) -> u32 {
 #[must_use]
 pub const fn header_weight(word: usize) -> u64 {
     2 * (CHECKED_HEADER_WORDS - word) as u64 - 1
-}
-
-/// Running sums over the words of a header. Of 64 bits, because BPF's registers are; the upper halves mean nothing.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct HeaderCheck {
-    sum: u64,
-    sums: u64,
-}
-
-impl HeaderCheck {
-    /// Takes in the next word.
-    #[inline(always)]
-    pub fn push(&mut self, word: u64) {
-        self.sum = self.sum.wrapping_add(word);
-        self.sums = self.sums.wrapping_add(self.sum);
-    }
-
-    /// The check of all words so far.
-    #[inline(always)]
-    #[must_use]
-    pub const fn value(self) -> u32 {
-        self.sums.wrapping_mul(2).wrapping_sub(self.sum) as u32
-    }
 }
 
 #[cfg(test)]
