@@ -23,6 +23,8 @@ use crate::control::protocol::CounterReport;
 use crate::control::server::Control;
 use crate::control::token::{self, DEFAULT_TOKEN_FILE, Secret, TokenError};
 use crate::engine::{Aggregator, EngineError, Interface, Options, fitting_lanes, ip_and_udp_bytes};
+use crate::telemetry::snapshot::{AttachmentStatus, Build};
+use crate::telemetry::{Identity, Telemetry};
 
 /// Time between two looks at the interface.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
@@ -192,7 +194,8 @@ async fn serve(args: &Run, plan: &Plan, object: &[u8]) -> Result<(), DaemonError
     tell_ready(args, jobs, &lock(&engine), &listeners);
     let (over_any, over_v6) = mtu_lanes(&interface);
     let membership = Membership::new(jobs, args.port, args.ports).with_mtu(over_any, over_v6);
-    let control = Control::new(membership, engine.clone()).with_token(token);
+    let telemetry = Telemetry::new(Box::new(lock(&engine).reader()?), identity(&lock(&engine), object));
+    let control = Control::new(membership, engine.clone()).with_token(token).with_telemetry(telemetry);
     let result = tokio::select! {
         () = control.clone().serve(listeners, tls) => Ok(()),
         () = tick(&control) => Ok(()),
@@ -207,6 +210,20 @@ async fn serve(args: &Run, plan: &Plan, object: &[u8]) -> Result<(), DaemonError
     signals.exit_at_the_next();
     let finished = finish(args, &engine);
     result.and(finished)
+}
+
+/// What the node is, for those who look.
+fn identity(engine: &Aggregator, object: &[u8]) -> Identity {
+    let attachment = engine.attachment();
+    Identity {
+        build: Build::of(object),
+        attachment: AttachmentStatus {
+            interface: engine.interface().name.clone(),
+            mode: attachment.mode().to_string(),
+            held_by: attachment.by().to_string(),
+            program: attachment.program(),
+        },
+    }
 }
 
 /// Prints the one line that says that everything is up.
@@ -318,18 +335,10 @@ fn in_words(counters: &Counters) -> Vec<String> {
     .collect()
 }
 
-/// All counters by name.
-#[must_use]
-pub fn counter_report(counters: &Counters) -> CounterReport {
-    let refusals = Refusal::ALL.iter().map(|r| (r.name().to_owned(), counters.refused(*r)));
-    let events = Event::ALL.iter().map(|event| (event.name().to_owned(), counters.noted(*event)));
-    CounterReport { refusals: refusals.collect(), events: events.collect() }
-}
-
 /// Writes a file that readers see whole or not at all.
 fn write_counters(path: &Path, counters: &Counters) -> Result<(), DaemonError> {
     let failed = |source| DaemonError::Counters { path: path.into(), source };
-    let text = serde_json::to_string(&counter_report(counters)).map_err(|error| failed(error.into()))?;
+    let text = serde_json::to_string(&CounterReport::of(counters)).map_err(|error| failed(error.into()))?;
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".new");
     std::fs::write(&temporary, text + "\n").and_then(|()| std::fs::rename(&temporary, path)).map_err(failed)
@@ -395,7 +404,7 @@ mod tests {
             words.iter().any(|line| line.contains("1 bad_tag: The payload failed its checksum")),
             "{words:?}"
         );
-        let report = counter_report(&counters);
+        let report = CounterReport::of(&counters);
         assert_eq!((report.refusals.len(), report.events.len()), (Refusal::COUNT, Event::COUNT));
         assert_eq!((report.refusals.get("bad_tag"), report.events.get("adds")), (Some(&1), Some(&0)));
     }

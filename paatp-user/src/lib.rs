@@ -1,5 +1,5 @@
 //! The library of the `paatp` program: loads and attaches the XDP engine ([`engine`]), keeps jobs and their members
-//! ([`control`]), manages them from elsewhere ([`client`]), takes part in a job as a worker ([`worker`]), and says what is
+//! ([`control`]), shows how they fare ([`telemetry`]), manages them from elsewhere ([`client`]), takes part in a job as a worker ([`worker`]), and says what is
 //! wrong with a machine ([`doctor`]).
 
 pub mod cli;
@@ -12,4 +12,5 @@ pub mod duration;
 pub mod engine;
 pub mod object;
 pub mod sim;
+pub mod telemetry;
 pub mod worker;

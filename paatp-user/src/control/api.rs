@@ -4,14 +4,15 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::rejection::PathRejection;
-use axum::extract::{FromRequest, FromRequestParts, Path, Request, State};
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request, State};
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, WWW_AUTHENTICATE};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Json, Response};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use paatp_transport::words::{Ranks, Span};
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tracing::info;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
@@ -20,6 +21,9 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::config::JobConfig;
+
+use crate::telemetry::history::Series;
+use crate::telemetry::snapshot::Snapshot;
 
 use super::error::ControlError;
 use super::http::{Peer, Scope};
@@ -76,6 +80,8 @@ pub(super) fn parts() -> (Router<Control>, utoipa::openapi::OpenApi) {
         .routes(routes!(readyz))
         .routes(routes!(node))
         .routes(routes!(drain))
+        .routes(routes!(status))
+        .routes(routes!(history))
         .routes(routes!(list, create))
         .routes(routes!(details, delete))
         .routes(routes!(sync))
@@ -205,6 +211,46 @@ async fn readyz(State(control): State<Control>) -> (StatusCode, &'static str) {
 async fn node(State(control): State<Control>, caller: Caller) -> Result<Json<NodeStatus>, ControlError> {
     control.authorize(&caller, Right::Look)?;
     Ok(Json(control.lock().membership.node()))
+}
+
+/// Everything that can be seen of the node at this moment: jobs, ranks, counters, who waits for whom.
+#[utoipa::path(get, path = "/v1/status", tag = "node", responses(
+    (status = 200, body = Snapshot),
+    (status = "4XX", body = Problem, content_type = "application/problem+json"),
+    (status = "5XX", body = Problem, content_type = "application/problem+json"),
+))]
+async fn status(State(control): State<Control>, caller: Caller) -> Result<Json<Snapshot>, ControlError> {
+    control.authorize(&caller, Right::Look)?;
+    control.look().await.map(Json)
+}
+
+/// Which minutes of which job.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Stretch {
+    /// Name of the job.
+    job: String,
+    /// Number of the first sample that is wanted: the `next` of the last answer.
+    #[serde(default)]
+    since: u64,
+}
+
+/// The last minutes of a job, rank by rank: chunks a second.
+#[utoipa::path(get, path = "/v1/history", tag = "node", params(
+    ("job" = String, Query, description = "Name of the job"),
+    ("since" = Option<u64>, Query, description = "Number of the first sample that is wanted: the `next` of the last answer"),
+), responses(
+    (status = 200, body = Series),
+    (status = "4XX", body = Problem, content_type = "application/problem+json"),
+))]
+async fn history(
+    State(control): State<Control>,
+    caller: Caller,
+    stretch: Result<Query<Stretch>, QueryRejection>,
+) -> Result<Json<Series>, ControlError> {
+    control.authorize(&caller, Right::Look)?;
+    let Query(stretch) = stretch.map_err(|rejection| ControlError::BadRequest(rejection.body_text()))?;
+    control.series(&stretch.job, stretch.since).map(Json)
 }
 
 /// Drains the node: no new jobs and ranks, what runs goes on. Or ends that.

@@ -315,6 +315,9 @@ pub enum ControlError {
     /// [`Code::STOPPING`]
     #[error("the aggregator is stopping")]
     Stopping,
+    /// [`Code::BUSY`]
+    #[error("too many others are looking at this aggregator, or it has too little time to look; try again")]
+    Overloaded,
 }
 
 /// The end of "no job here".
@@ -361,6 +364,7 @@ impl ControlError {
             ControlError::Tables(_) => Code::TABLES,
             ControlError::Randomness(_) => Code::RANDOMNESS,
             ControlError::Stopping => Code::STOPPING,
+            ControlError::Overloaded => Code::BUSY,
         }
     }
 

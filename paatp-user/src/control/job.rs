@@ -12,7 +12,7 @@ use crate::engine::ProgressSnapshot;
 
 use super::MAX_WAIT_SECONDS;
 use super::error::ControlError;
-use super::membership::{Formation, Limits, WaiterId, table_address};
+use super::membership::{Formation, JobFacts, Limits, WaiterId, table_address};
 use super::memory::Memory;
 use super::protocol::{Grant, JobState, JobStatus, JoinRequest, PROTOCOL, Sync};
 use super::token::Secret;
@@ -276,6 +276,16 @@ impl Job {
         self.entry.quorum = quorum;
         self.entry.epoch = self.entry.epoch.wrapping_add(1);
         Ok(())
+    }
+
+    pub(super) fn facts(&self, slot_bytes: u32) -> JobFacts {
+        let member = |rank: u8| Some(*self.running.as_ref()?.addresses.get(usize::from(rank))?);
+        let address = |rank| member(rank).or_else(|| self.waiting.get(&rank).map(|waiter| waiter.address));
+        JobFacts {
+            status: self.status(slot_bytes),
+            entry: self.entry,
+            addresses: (0..self.entry.world).map(address).collect(),
+        }
     }
 
     pub(super) fn status(&self, slot_bytes: u32) -> JobStatus {

@@ -113,6 +113,26 @@ pub struct Limits {
     pub ipv6_lanes: Option<u32>,
 }
 
+/// A job as the control plane knows it, copied for those who look.
+#[derive(Clone, Debug)]
+pub struct JobFacts {
+    /// As it is told.
+    pub status: JobStatus,
+    /// As the data plane has it.
+    pub entry: JobEntry,
+    /// Where each rank joined from: members of the generation that runs, otherwise those that wait.
+    pub addresses: Vec<Option<IpAddr>>,
+}
+
+/// The node and all its jobs, in the order of their numbers.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    /// The node as a whole.
+    pub node: NodeStatus,
+    /// Its jobs.
+    pub jobs: Vec<JobFacts>,
+}
+
 /// A deleted job whose members may not know yet.
 #[derive(Clone, Copy, Debug)]
 struct Closing {
@@ -475,6 +495,21 @@ impl Membership {
     pub fn details(&self, name: &str) -> Result<(JobStatus, JobEntry, Option<Generation>), ControlError> {
         let job = self.find(name)?;
         Ok((job.status(self.limits.slot_bytes), job.entry, job.running.clone()))
+    }
+
+    /// What those who look are told.
+    #[must_use]
+    pub fn facts(&self) -> Facts {
+        let jobs = self.jobs.values().map(|job| job.facts(self.limits.slot_bytes));
+        Facts { node: self.node(), jobs: jobs.collect() }
+    }
+
+    /// The same of one job.
+    ///
+    /// # Errors
+    /// If there is none of that name.
+    pub fn job_facts(&self, name: &str) -> Result<JobFacts, ControlError> {
+        Ok(self.find(name)?.facts(self.limits.slot_bytes))
     }
 
     /// Who may join a job, and what opens it. A job that there is not needs nothing: its name is no secret.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use paatp_common::counter::{Counters, Event, Refusal};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -246,12 +247,22 @@ pub struct Drain {
 }
 
 /// Counters as the option `--json-counters` writes them: by name.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CounterReport {
     /// Requests that were not taken, by reason.
     pub refusals: BTreeMap<String, u64>,
     /// What else happened.
     pub events: BTreeMap<String, u64>,
+}
+
+impl CounterReport {
+    /// All counters by name.
+    #[must_use]
+    pub fn of(counters: &Counters) -> CounterReport {
+        let refusals = Refusal::ALL.iter().map(|r| (r.name().to_owned(), counters.refused(*r)));
+        let events = Event::ALL.iter().map(|event| (event.name().to_owned(), counters.noted(*event)));
+        CounterReport { refusals: refusals.collect(), events: events.collect() }
+    }
 }
 
 /// 64-bit numbers as 16 hexadecimal digits: JSON readers keep only 53 bits of a number.

@@ -3,18 +3,21 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use paatp_common::job::JobEntry;
 use paatp_common::progress::RankRecord;
 use tokio::net::TcpListener;
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 use tokio_rustls::TlsAcceptor;
 use tracing::{debug, error, info, warn};
 
 use crate::config::{Access, FailurePolicy, JobConfig};
 use crate::engine::{Aggregator, EngineError, ProgressSnapshot};
+use crate::telemetry::Telemetry;
+use crate::telemetry::history::Series;
+use crate::telemetry::snapshot::Snapshot;
 use paatp_transport::words::Ranks;
 
 use super::api;
@@ -93,6 +96,10 @@ impl Tables for Aggregator {
 /// What a waiting rank is told.
 pub(super) type Answer = Result<Grant, ControlError>;
 
+/// How many may look at the tables at a time, and how long they wait for their turn and for the tables.
+const LOOKS: usize = 2;
+const LOOK_TIME: Duration = Duration::from_secs(2);
+
 pub(super) struct Inner {
     pub(super) membership: Membership,
     tables: Arc<Mutex<dyn Tables>>,
@@ -100,11 +107,12 @@ pub(super) struct Inner {
     /// The node's token; without it nobody changes anything.
     token: Option<Secret>,
     pacing: Pacing,
+    telemetry: Telemetry,
 }
 
 /// The server's state, shared by all connections.
 #[derive(Clone)]
-pub struct Control(Arc<Mutex<Inner>>);
+pub struct Control(Arc<Mutex<Inner>>, Arc<Semaphore>);
 
 /// What somebody wants to do.
 #[derive(Clone, Copy, Debug)]
@@ -158,19 +166,28 @@ impl Control {
     /// A server for these jobs, whose jobs nobody can change.
     #[must_use]
     pub fn new(membership: Membership, tables: Arc<Mutex<dyn Tables>>) -> Control {
-        Control(Arc::new(Mutex::new(Inner {
+        let inner = Inner {
             membership,
             tables,
             waiting: BTreeMap::new(),
             token: None,
             pacing: Pacing::default(),
-        })))
+            telemetry: Telemetry::blind(),
+        };
+        Control(Arc::new(Mutex::new(inner)), Arc::new(Semaphore::new(LOOKS)))
     }
 
     /// With a token for changes.
     #[must_use]
     pub fn with_token(self, token: Option<Secret>) -> Control {
         self.lock().token = token;
+        self
+    }
+
+    /// With eyes on the tables.
+    #[must_use]
+    pub fn with_telemetry(self, telemetry: Telemetry) -> Control {
+        self.lock().telemetry = telemetry;
         self
     }
 
@@ -334,6 +351,40 @@ impl Control {
                 Err(cause) => error!(number, "cannot see how far a job is: {cause}"),
             }
         }
+        let (telemetry, facts) = (inner.telemetry.clone(), inner.membership.facts());
+        drop(inner);
+        telemetry.observe(now, &facts.jobs);
+    }
+
+    /// Everything that can be seen of the node, now. For a thread that may block.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        let (telemetry, facts) = {
+            let inner = self.lock();
+            (inner.telemetry.clone(), inner.membership.facts())
+        };
+        telemetry.snapshot(&facts)
+    }
+
+    /// The same, on a thread of its own, for as many as may look at a time.
+    pub(super) async fn look(&self) -> Result<Snapshot, ControlError> {
+        let looking = async {
+            let turn = self.1.clone().acquire_owned().await.ok()?;
+            let control = self.clone();
+            // The turn ends with the look, whether or not somebody still waits for it.
+            let look = move || (control.snapshot(), turn).0;
+            tokio::task::spawn_blocking(look).await.ok()
+        };
+        tokio::time::timeout(LOOK_TIME, looking).await.ok().flatten().ok_or(ControlError::Overloaded)
+    }
+
+    /// The last minutes of a job, from a sample on.
+    pub(super) fn series(&self, name: &str, since: u64) -> Result<Series, ControlError> {
+        let (telemetry, facts) = {
+            let inner = self.lock();
+            (inner.telemetry.clone(), inner.membership.job_facts(name)?)
+        };
+        Ok(telemetry.series(&facts, since))
     }
 
     /// Paces the jobs that run. To be called every [`PACE_INTERVAL`](super::pacing::PACE_INTERVAL).
@@ -397,7 +448,10 @@ impl From<EngineError> for ControlError {
 
 impl Inner {
     fn write(&mut self, number: u16, entry: JobEntry) -> Result<(), EngineError> {
-        self.tables.lock().unwrap_or_else(PoisonError::into_inner).write(number, entry)
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner).write(number, entry)?;
+        // What the old entry let in is complete now.
+        self.telemetry.settle(number, &entry);
+        Ok(())
     }
 
     /// Ends waits with an answer.
@@ -414,6 +468,7 @@ impl Inner {
         let written = self.tables.lock().unwrap_or_else(PoisonError::into_inner).install(formation);
         let answer = match written {
             Ok(()) => {
+                self.telemetry.begin(&formation.name, formation.number, &formation.entry);
                 info!(job = formation.name, generation = formation.entry.generation, "all ranks are there");
                 Ok(formation.grant.clone())
             }

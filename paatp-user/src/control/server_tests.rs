@@ -263,3 +263,39 @@ fn jobs_open_to_tokens_open_to_tokens() {
     // Told once.
     assert!(!server.ask("GET", "/v1/jobs/closed", "").1.contains(&key));
 }
+
+/// What `GET /v1/status` and `GET /v1/history` say goes through the document's schema in `ask`.
+#[test]
+fn a_node_can_be_looked_at() {
+    let server = server();
+    form(&server);
+    server.control.tick(Instant::now());
+    let (status, text) = server.ask("GET", "/v1/status", "");
+    let snapshot: Snapshot = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
+    assert_eq!((status, snapshot.schema_version, snapshot.jobs.len()), (200, 1, 1));
+    let job = &snapshot.jobs[0];
+    assert_eq!((job.status.name.as_str(), job.status.state, job.ranks.len()), ("pair", JobState::Running, 2));
+    assert!(job.ranks.iter().all(|rank| rank.address.as_deref() == Some("127.0.0.1")), "{:?}", job.ranks);
+    let (status, text) = server.ask("GET", "/v1/history?job=pair&since=0", "");
+    let series: Series = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
+    assert_eq!((status, series.next, series.ranks.len()), (200, 1, 2));
+    let refused = |path: &str| server.refusal(send(server.address, "GET", path, ""));
+    assert_eq!(refused("/v1/history"), (400, "bad_request".into()));
+    assert_eq!(refused("/v1/history?job=pair&since=-1"), (400, "bad_request".into()));
+    assert_eq!(refused("/v1/history?job=pair&speed=1"), (400, "bad_request".into()));
+    assert_eq!(refused("/v1/history?job=nobody"), (404, "unknown_job".into()));
+}
+
+/// Who looks waits for a turn, not for ever, and nobody else waits for those who look.
+#[test]
+fn looks_are_limited() {
+    let server = server();
+    let turns: Vec<_> =
+        (0..LOOKS).filter_map(|_| server.control.1.clone().try_acquire_owned().ok()).collect();
+    assert_eq!(turns.len(), LOOKS);
+    let looking = send(server.address, "GET", "/v1/status", "");
+    assert_eq!(server.ask("GET", "/v1/node", "").0, 200);
+    assert_eq!(server.refusal(looking), (503, "busy".into()));
+    drop(turns);
+    assert_eq!(server.ask("GET", "/v1/status", "").0, 200);
+}

@@ -207,6 +207,7 @@ impl Contract {
 
     /// The path of the document that a path is an instance of.
     fn template(&self, path: &str) -> Option<String> {
+        let path = path.split('?').next().unwrap_or_default();
         let paths = self.document.get("paths")?.as_object()?;
         let matches = |template: &str| {
             let parts = |text: &str| text.split('/').map(str::to_owned).collect::<Vec<_>>();

@@ -54,6 +54,12 @@ impl Watch {
         dead
     }
 
+    /// Since when a rank has been in the way without moving.
+    #[must_use]
+    pub fn in_the_way_since(&self, rank: u8) -> Option<Instant> {
+        self.ranks.get(usize::from(rank))?.in_the_way_since
+    }
+
     /// Ranks were lost: the time of all others begins anew, for what they waited for may have been just those.
     pub fn begin_anew(&mut self) {
         self.ranks.iter_mut().for_each(|watched| watched.in_the_way_since = None);

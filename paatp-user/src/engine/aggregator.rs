@@ -22,15 +22,16 @@ use super::capabilities::Capabilities;
 use super::error::{Context, EngineError, Step, error_number, explain, verifier_log};
 use super::interface::Interface;
 use super::netlink;
+use super::reader::Reader;
 
 /// Most slots of a ring that a status request walks: a system call each, about a microsecond.
 const MAX_SLOTS_COUNTED: u32 = 4096;
 
 /// 64-bit words of [`Progress`].
-const PROGRESS_WORDS: usize = size_of::<Progress>() / 8;
+pub(super) const PROGRESS_WORDS: usize = size_of::<Progress>() / 8;
 
 /// Names of maps in the object.
-mod map {
+pub(super) mod map {
     pub const NODE: &str = "NODE";
     pub const JOBS: &str = "JOBS";
     pub const RANKS: &str = "RANKS";
@@ -43,7 +44,7 @@ mod map {
 /// Values of the shared tables as map values: `paatp-common` does not know aya.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
-struct Raw<T>(T);
+pub(super) struct Raw<T>(pub(super) T);
 
 // SAFETY: `bytemuck::Pod` promises what `aya::Pod` asks for: no padding, no invalid bit pattern, no pointer.
 unsafe impl<T: bytemuck::Pod> aya::Pod for Raw<T> {}
@@ -216,9 +217,7 @@ impl Aggregator {
     fn tracks(&self, number: u16) -> Result<Progress, EngineError> {
         let table = array::<[u64; PROGRESS_WORDS]>(&self.ebpf, map::PROGRESS)?;
         let words = table.get(&u32::from(number), 0).map_err(|source| table_error(map::PROGRESS, source))?;
-        // SAFETY: `Progress` is `repr(C)` and holds nothing but atomic words of 64 bits, which have the size of `u64`
-        // (asserted by the array's length) and take every bit pattern.
-        Ok(unsafe { std::mem::transmute::<[u64; PROGRESS_WORDS], Progress>(words) })
+        Ok(progress_of(words))
     }
 
     /// Replaces the entry of a job.
@@ -276,6 +275,14 @@ impl Aggregator {
             }
         }
         .map(Some)
+    }
+
+    /// Reads the tables beside this, without holding anybody up.
+    ///
+    /// # Errors
+    /// If the process has no descriptors left.
+    pub fn reader(&self) -> Result<Reader, EngineError> {
+        Reader::new(&self.ebpf, self.size)
     }
 
     /// The interface is there and our program on it.
@@ -361,11 +368,11 @@ fn program<'a>(ebpf: &'a mut Ebpf, size: SlotSize, context: &Context) -> Result<
     Ok(xdp)
 }
 
-fn table_error(map: &'static str, source: MapError) -> EngineError {
+pub(super) fn table_error(map: &'static str, source: MapError) -> EngineError {
     EngineError::Table { map, source: Box::new(source) }
 }
 
-const fn no_map(name: &'static str) -> EngineError {
+pub(super) const fn no_map(name: &'static str) -> EngineError {
     EngineError::Incomplete { what: "map", name }
 }
 
@@ -396,6 +403,13 @@ fn count_slots<const N: usize>(
         }
     }
     Ok(count)
+}
+
+/// Progress as the map's value holds it.
+pub(super) const fn progress_of(words: [u64; PROGRESS_WORDS]) -> Progress {
+    // SAFETY: `Progress` is `repr(C)` and holds nothing but atomic words of 64 bits, which have the size of `u64`
+    // (asserted by the array's length) and take every bit pattern.
+    unsafe { std::mem::transmute::<[u64; PROGRESS_WORDS], Progress>(words) }
 }
 
 fn snapshot(progress: &Progress, entry: &JobEntry) -> ProgressSnapshot {

@@ -60,6 +60,15 @@ pub enum EngineError {
         #[source]
         source: Box<aya::maps::MapError>,
     },
+    /// A table cannot be opened once more.
+    #[error("cannot open the table {map} a second time; raise the limit of open files (ulimit -n)")]
+    Descriptor {
+        /// Its name.
+        map: &'static str,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
     /// The interface disappeared while it was served.
     #[error(
         "interface `{0}` is gone: it was deleted, renamed or moved to another network namespace; start paatp again where it is"

@@ -6,6 +6,7 @@ mod capabilities;
 mod error;
 mod interface;
 pub(crate) mod netlink;
+mod reader;
 
 pub use aggregator::{Aggregator, Options, ProgressSnapshot, RankProgress, check_program};
 pub use attach::{AttachedBy, AttachedMode, Attachment};
@@ -14,3 +15,4 @@ pub use error::{EngineError, NATIVE_MTU};
 pub(crate) use error::{error_number, verifier_log};
 pub use interface::{Interface, InterfaceError, fitting_lanes, ip_and_udp_bytes, names, owner_of};
 pub use netlink::{LinkState, XdpState, query, query_in};
+pub use reader::Reader;

@@ -1,0 +1,94 @@
+//! Reads the tables of a running engine beside it: with descriptors of its own, so that nobody who looks at a node holds up
+//! those who change it.
+
+use aya::Ebpf;
+use aya::maps::{Array, Map, MapData, PerCpuArray};
+use paatp_common::counter::Counters;
+use paatp_common::job::JobEntry;
+use paatp_common::progress::RankRecord;
+use paatp_common::seq::Seq;
+use paatp_common::slot::Slot;
+use std::os::fd::AsFd;
+
+use crate::config::SlotSize;
+use crate::telemetry::read::View;
+
+use super::aggregator::{PROGRESS_WORDS, Raw, map, no_map, progress_of, table_error};
+use super::error::EngineError;
+
+const STANDARD: usize = SlotSize::Standard.bytes();
+const WIDE: usize = SlotSize::Wide.bytes();
+
+/// Reads tables of a loaded program.
+pub struct Reader {
+    counters: PerCpuArray<MapData, Raw<Counters>>,
+    progress: Array<MapData, [u64; PROGRESS_WORDS]>,
+    slots: Slots,
+}
+
+enum Slots {
+    Standard(Array<MapData, [u8; STANDARD]>),
+    Wide(Array<MapData, [u8; WIDE]>),
+}
+
+impl Reader {
+    pub(super) fn new(ebpf: &Ebpf, size: SlotSize) -> Result<Reader, EngineError> {
+        Ok(Reader {
+            counters: open(ebpf, map::COUNTERS)?,
+            progress: open(ebpf, map::PROGRESS)?,
+            slots: match size {
+                SlotSize::Standard => Slots::Standard(open(ebpf, map::SLOTS)?),
+                SlotSize::Wide => Slots::Wide(open(ebpf, map::WIDE_SLOTS)?),
+            },
+        })
+    }
+}
+
+/// A table by a descriptor of its own.
+fn open<T>(ebpf: &Ebpf, name: &'static str) -> Result<T, EngineError>
+where
+    T: TryFrom<Map, Error = aya::maps::MapError>,
+{
+    let failed = |source| table_error(name, source);
+    let again = |data: &MapData| {
+        let fd = data.fd().as_fd().try_clone_to_owned();
+        MapData::from_fd(fd.map_err(|error| EngineError::Descriptor { map: name, source: error })?)
+            .map_err(failed)
+    };
+    let map = match ebpf.map(name).ok_or_else(|| no_map(name))? {
+        Map::Array(data) => Map::Array(again(data)?),
+        Map::PerCpuArray(data) => Map::PerCpuArray(again(data)?),
+        _ => return Err(no_map(name)),
+    };
+    T::try_from(map).map_err(failed)
+}
+
+impl View for Reader {
+    fn counters(&self) -> Result<Counters, EngineError> {
+        let values = self.counters.get(&0, 0).map_err(|source| table_error(map::COUNTERS, source))?;
+        let mut total = Counters::default();
+        values.iter().for_each(|cpu| total.absorb(&cpu.0));
+        Ok(total)
+    }
+
+    fn records(&self, number: u16, entry: &JobEntry) -> Result<Vec<RankRecord>, EngineError> {
+        let words = self.progress.get(&u32::from(number), 0);
+        let progress = progress_of(words.map_err(|source| table_error(map::PROGRESS, source))?);
+        Ok((0..usize::from(entry.world)).map(|rank| progress.reached(entry.generation, rank)).collect())
+    }
+
+    fn slot(&self, _: u16, entry: &JobEntry, seq: Seq) -> Result<Slot, EngineError> {
+        // Rings are powers of two.
+        let index = entry.first_slot.wrapping_add(seq.0 & entry.slots.wrapping_sub(1));
+        let (name, head) = match &self.slots {
+            Slots::Standard(table) => (map::SLOTS, table.get(&index, 0).map(|slot| head(&slot))),
+            Slots::Wide(table) => (map::WIDE_SLOTS, table.get(&index, 0).map(|slot| head(&slot))),
+        };
+        head.map_err(|source| table_error(name, source))
+    }
+}
+
+/// What a slot knows besides its lanes.
+fn head(bytes: &[u8]) -> Slot {
+    bytes.get(..size_of::<Slot>()).map(bytemuck::pod_read_unaligned).unwrap_or_default()
+}
