@@ -194,7 +194,10 @@ async fn serve(args: &Run, plan: &Plan, object: &[u8]) -> Result<(), DaemonError
     tell_ready(args, jobs, &lock(&engine), &listeners);
     let (over_any, over_v6) = mtu_lanes(&interface);
     let membership = Membership::new(jobs, args.port, args.ports).with_mtu(over_any, over_v6);
-    let telemetry = Telemetry::new(Box::new(lock(&engine).reader()?), identity(&lock(&engine), object));
+    let telemetry = {
+        let engine = lock(&engine);
+        Telemetry::new(Box::new(engine.reader()?), identity(&engine, object))
+    };
     let control = Control::new(membership, engine.clone()).with_token(token).with_telemetry(telemetry);
     let result = tokio::select! {
         () = control.clone().serve(listeners, tls) => Ok(()),
