@@ -8,6 +8,7 @@ use crate::counter::{Event, Refusal};
 use crate::job::{Address, JobEntry, RankEntry};
 use crate::limits::{LANES_PER_BLOCK, MAX_JOBS, MAX_RANKS};
 use crate::mind::barrier;
+use crate::policy::Policy;
 use crate::progress::{Members, Progress};
 use crate::seq::Seq;
 use crate::slot::{self, Begin, Contribution, Decision, Lanes, Rules, Slot};
@@ -34,6 +35,8 @@ pub trait Machine {
     fn job(&self, job: Self::JobRef) -> &JobEntry;
     /// The job's rules, read anew: what was read before the lock may be over (protocol-rules F11).
     fn rules(&self, job: Self::JobRef) -> Rules;
+    /// Replaces a job's policy, unless it has become another one meanwhile.
+    fn replace_policy(&mut self, job: Self::JobRef, from: Policy, to: Policy);
     /// The progress of a job.
     fn progress(&self, job: Self::JobRef) -> &Progress;
     /// [`Progress::recompute`], in whatever way the machine loops.
@@ -344,7 +347,7 @@ fn receive<M: Machine>(
         return Err(Refusal::LockBusy);
     }
     let rules = machine.rules(who.job);
-    let fate = contribute(machine, rules, who.rank, slot, salt);
+    let fate = contribute(machine, rules, who, slot, salt);
     let fate = Fate(machine.forget(fate.0));
     let rules = machine.rules(who.job);
     let generation = machine.header().generation();
@@ -422,8 +425,14 @@ fn contribution(header: &Header, rank: u8) -> Contribution {
 
 /// Under the slot's lock: decides, combines the lanes, commits or undoes.
 #[inline(always)]
-fn contribute<M: Machine>(machine: &mut M, rules: Rules, rank: u8, slot: M::SlotRef, salt: u64) -> Fate {
-    let contribution = contribution(machine.header(), rank);
+fn contribute<M: Machine>(
+    machine: &mut M,
+    rules: Rules,
+    who: &Admitted<M::JobRef>,
+    slot: M::SlotRef,
+    salt: u64,
+) -> Fate {
+    let contribution = contribution(machine.header(), who.rank);
     let verdict = Verdict::of(slot::decide(machine.state(slot), rules, &contribution));
     let verdict = Verdict(machine.forget(verdict.0));
     if !verdict.is_taken() {
@@ -434,12 +443,17 @@ fn contribute<M: Machine>(machine: &mut M, rules: Rules, rank: u8, slot: M::Slot
     }
     if !verdict.begins(Begin::Continue) {
         machine.state(slot).begin(verdict.begins(Begin::Chunk), rules, &contribution);
+        if rules.policy.is_armed() && verdict.begins(Begin::Chunk) {
+            // If another CPU was first, that chunk's X holds, and this chunk is before it all the same.
+            let slots = machine.job(who.job).slots;
+            machine.replace_policy(who.job, rules.policy, rules.policy.switching(contribution.seq, slots));
+        }
     }
     let Some(gained) = combine(machine, slot, verdict, salt) else {
         return Fate::refused(Refusal::BadTag);
     };
     // Read again: the pass needs the registers.
-    let contribution = self::contribution(machine.header(), rank);
+    let contribution = self::contribution(machine.header(), who.rank);
     machine.state(slot).commit(&contribution, gained);
     if contribution.non_finite {
         machine.note(Event::NonFinite);
@@ -543,14 +557,19 @@ fn answer<M: Machine>(
 
     let mut attempt = if is_aborted { received.fate.counter() as u8 } else { received.attempt };
     let mut bitmap = received.bits;
+    let mut lanes = 0;
     let slot = look_up(machine, who, generation, want);
     if let Some(slot) = slot {
         if let Some(payload) = hand_out(machine, who, slot, begun, arrival.payload_bytes) {
             return Outcome::Answer { payload };
         }
-        if machine.header().kind() == Some(Kind::Pull) {
-            attempt = machine.state(slot).attempt;
+        let is_pull = machine.header().kind() == Some(Kind::Pull);
+        let state = machine.state(slot);
+        if is_pull {
+            attempt = state.attempt;
         }
+        // It did not fit: whoever does not know the chunk learns how long its request must be.
+        lanes = if state.is_complete() { state.chunk().lanes } else { 0 };
     }
     if !is_aborted {
         bitmap = slot.map_or(0, |slot| machine.state(slot).bits);
@@ -566,14 +585,15 @@ fn answer<M: Machine>(
         want,
         bitmap,
         tag: redo.map_or(0, Redo::to_word),
-        lanes: 0,
+        lanes,
+        told: job.policy.told().0,
         contributors: 0,
         exponents: (0, 0),
         window: job.granted,
         rank: slowest,
         gain: who.gain,
         attempt,
-        epoch: job.epoch,
+        epoch: job.policy.epoch(),
     };
     begun.turn.end(machine.header(), saying);
     Outcome::Answer { payload: false }
@@ -652,6 +672,7 @@ fn hand_out<M: Machine>(
         bitmap: state.bits,
         tag: state.tag,
         lanes,
+        told: state.told().0,
         contributors: state.contributors(),
         exponents: (state.chunk().exponent, state.next_exponent()),
         window,

@@ -6,6 +6,7 @@ use crate::counter::{Counters, Refusal};
 use crate::job::{Address, JobEntry, RankEntry};
 use crate::lanes::{self, SlotBlock, WireBlock};
 use crate::limits::{BLOCK_BYTES, MAX_RANKS};
+use crate::policy::Policy;
 use crate::progress::{Members, Progress};
 use crate::slot::{Rules, Slot};
 use crate::tag::Tag;
@@ -15,7 +16,7 @@ use crate::wire::{HEADER_BYTES, Header};
 #[derive(Debug)]
 pub struct Host<'a> {
     /// One entry a job.
-    pub jobs: &'a [JobEntry],
+    pub jobs: &'a mut [JobEntry],
     /// [`MAX_RANKS`] entries a job.
     pub ranks: &'a [RankEntry],
     /// One entry a job.
@@ -101,6 +102,13 @@ impl Machine for HostMachine<'_, '_> {
 
     fn rules(&self, job: usize) -> Rules {
         self.job(job).rules()
+    }
+
+    fn replace_policy(&mut self, job: usize, from: Policy, to: Policy) {
+        let policy = &mut self.host.jobs[job].policy;
+        if *policy == from {
+            *policy = to;
+        }
     }
 
     fn progress(&self, job: usize) -> &Progress {

@@ -3,6 +3,8 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::limits::MAX_LOCAL_ADDRESSES;
+use crate::policy::Policy;
+pub use crate::policy::QUORUM_ALL;
 use crate::slot::Rules;
 
 /// An IPv6 address, or an IPv4 address mapped into it, in network order.
@@ -32,10 +34,8 @@ pub struct Node {
 
 const _: () = assert!(size_of::<Node>() == 72);
 
-/// Quorum value that stands for "every expected rank".
-pub const QUORUM_ALL: u8 = 0;
-
-/// One job. The control plane writes it whole, `generation` last; the data plane only reads.
+/// One job. The control plane writes it, `generation` last; the data plane only reads, but for
+/// [`JobEntry::policy`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct JobEntry {
@@ -53,10 +53,8 @@ pub struct JobEntry {
     pub window: u16,
     /// Number of ranks, fixed within a generation.
     pub world: u8,
-    /// Contributions that complete a slot, or [`QUORUM_ALL`].
-    pub quorum: u8,
-    /// Number of the policy in force, told in answers.
-    pub epoch: u8,
+    /// Zero.
+    pub unused: [u8; 2],
     /// Zero.
     pub reserved: u8,
     /// Asynchronous window stamped into answers, in chunks: how far ahead of the slowest rank the loader lets ranks run.
@@ -64,16 +62,18 @@ pub struct JobEntry {
     pub granted: u16,
     /// Zero.
     pub spare: [u8; 2],
+    /// How ranks wait for one another. Read and written whole.
+    pub policy: Policy,
 }
 
-const _: () = assert!(size_of::<JobEntry>() == 32);
+const _: () = assert!(size_of::<JobEntry>() == 40);
 
 impl JobEntry {
     /// The rules for slots.
     #[inline(always)]
     #[must_use]
     pub const fn rules(&self) -> Rules {
-        Rules { generation: self.generation, expected: self.expected, quorum: self.quorum, epoch: self.epoch }
+        Rules { generation: self.generation, expected: self.expected, policy: self.policy }
     }
 }
 

@@ -21,6 +21,7 @@ pub mod job;
 pub mod lanes;
 pub mod limits;
 pub mod mind;
+pub mod policy;
 pub mod progress;
 pub mod seq;
 pub mod slot;
@@ -28,4 +29,5 @@ pub mod tag;
 pub mod wire;
 
 pub use counter::{Event, Refusal};
+pub use policy::{Mode, Policy, Staleness, Told};
 pub use seq::Seq;

@@ -7,9 +7,9 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::counter::Refusal;
-use crate::job::QUORUM_ALL;
 use crate::limits::MAX_ATTEMPTS;
 use crate::mind::barrier;
+use crate::policy::{Mode, Policy, QUORUM_ALL, Told};
 use crate::seq::Seq;
 use crate::wire::{Chunk, Operation};
 
@@ -52,7 +52,8 @@ pub struct Slot {
     /// Policy epoch of the first store.
     pub epoch: u8,
     culprit: u8,
-    reserved: [u8; 11],
+    told: u8,
+    reserved: [u8; 10],
 }
 
 const _: () = assert!(size_of::<Slot>() == 64);
@@ -69,15 +70,13 @@ pub struct Rules {
     pub generation: u32,
     /// Ranks whose contributions count.
     pub expected: u64,
-    /// Contributions that complete a slot, or [`QUORUM_ALL`].
-    pub quorum: u8,
-    /// Policy epoch.
-    pub epoch: u8,
+    /// How many contributions complete which chunk.
+    pub policy: Policy,
 }
 
 impl Rules {
     /// Of a job that is gone: no packet is of generation 0.
-    pub const NONE: Rules = Rules { generation: 0, expected: 0, quorum: QUORUM_ALL, epoch: 0 };
+    pub const NONE: Rules = Rules { generation: 0, expected: 0, policy: Policy::settled(Mode::BSP, 0) };
 }
 
 /// What a DATA packet says of its contribution.
@@ -273,6 +272,21 @@ impl Slot {
         self.contributors
     }
 
+    /// Contributions that complete it, or [`QUORUM_ALL`]: of the policy that is in force for its chunk, unless its
+    /// operation needs all ranks.
+    #[inline(always)]
+    #[must_use]
+    pub const fn quorum(&self) -> u8 {
+        self.quorum
+    }
+
+    /// What answers tell of the policy of its first store.
+    #[inline(always)]
+    #[must_use]
+    pub const fn told(&self) -> Told {
+        Told(self.told)
+    }
+
     /// The rank whose gradient was not finite.
     #[inline(always)]
     #[must_use]
@@ -291,11 +305,8 @@ impl Slot {
             self.frozen = 0;
             self.generation = c.generation;
             self.seq = c.seq;
-            self.quorum = match c.chunk.operation() {
-                Some(operation) if !operation.needs_all() => rules.quorum,
-                _ => QUORUM_ALL,
-            };
-            self.epoch = rules.epoch;
+            let policy = rules.policy.of(c.seq);
+            (self.quorum, self.epoch, self.told) = (policy.quorum, policy.epoch, policy.told.0);
         }
         self.attempt = c.attempt;
         self.bits = 0;
@@ -312,6 +323,9 @@ impl Slot {
             self.root = c.chunk.root;
             self.next_exponent = c.next_exponent;
             self.tag = 0;
+            if c.chunk.needs_all() {
+                self.quorum = QUORUM_ALL;
+            }
         } else if c.next_exponent > self.next_exponent {
             self.next_exponent = c.next_exponent;
         }
@@ -367,7 +381,7 @@ mod tests {
     use super::*;
     use crate::wire::ElementType;
 
-    const RULES: Rules = Rules { generation: 7, expected: 0b11, quorum: QUORUM_ALL, epoch: 0 };
+    const RULES: Rules = Rules { generation: 7, expected: 0b11, policy: Policy::settled(Mode::BSP, 0) };
 
     fn contribution(seq: u32, bits: u64) -> Contribution {
         Contribution {

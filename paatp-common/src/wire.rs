@@ -6,6 +6,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::counter::Refusal;
+use crate::policy::Told;
 use crate::seq::Seq;
 use crate::tag::{self, CHECKED_HEADER_WORDS};
 
@@ -175,7 +176,7 @@ pub enum ElementType {
 /// What all ranks must agree on for one chunk: refused where it differs, and bound into the salt, all but the root.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Chunk {
-    /// [`Operation`] in the upper, [`ElementType`] in the lower four bits.
+    /// [`EVERYBODY`] in the highest bit, [`Operation`] in the next three, [`ElementType`] in the lower four.
     pub operation_and_type: u8,
     /// Lanes of the chunk, 0 for header-only operations.
     pub lanes: u16,
@@ -184,6 +185,9 @@ pub struct Chunk {
     /// Rank whose payload a broadcast hands out; 0 otherwise.
     pub root: u8,
 }
+
+/// Set in [`Chunk::operation_and_type`]: every rank must contribute, whatever the job's quorum.
+pub const EVERYBODY: u8 = 1 << 7;
 
 impl Chunk {
     /// A chunk's identity from its parts.
@@ -196,7 +200,17 @@ impl Chunk {
     #[inline(always)]
     #[must_use]
     pub const fn operation(self) -> Option<Operation> {
-        Operation::from_wire(self.operation_and_type >> 4)
+        Operation::from_wire((self.operation_and_type & !EVERYBODY) >> 4)
+    }
+
+    /// Every rank must contribute, whatever the job's quorum: by the operation, or because the ranks want it.
+    #[inline(always)]
+    #[must_use]
+    pub const fn needs_all(self) -> bool {
+        match self.operation() {
+            Some(operation) => self.operation_and_type & EVERYBODY != 0 || operation.needs_all(),
+            None => true,
+        }
     }
 }
 
@@ -244,7 +258,8 @@ pub struct Header {
     bitmap: [u8; 8],
     tag: [u8; 8],
     lanes: [u8; 2],
-    contributors: [u8; 2],
+    told: u8,
+    contributors: u8,
     exponent: u8,
     next_exponent: u8,
     window: [u8; 2],
@@ -384,10 +399,13 @@ fields! {
     bitmap, set_bitmap: u64 = bitmap;
     /// Linear checksum with salts, see [`crate::tag`]; in an answer without a result the [`Redo`] word.
     tag, set_tag: u64 = tag;
-    /// Lanes of the payload (of the chunk, where flags::PAYLOAD is not set).
+    /// Lanes of the payload (of the chunk, where flags::PAYLOAD is not set; in an answer without a result of the slot of
+    /// `want`, if that is complete).
     lanes, set_lanes: u16 = lanes;
+    /// Answer: what is told of the policy, see [`Told`].
+    told, set_told: u8 = told;
     /// Number of ranks in the payload.
-    contributors, set_contributors: u16 = contributors;
+    contributors, set_contributors: u8 = contributors;
     /// Exponent of the payload's scale.
     exponent, set_exponent: i8 = exponent;
     /// Exponent proposed (request) or agreed (result) for the chunk one window later.
@@ -506,7 +524,7 @@ impl Request {
         header.set_bitmap(self.bitmap);
         header.set_tag(self.tag);
         header.set_lanes(self.chunk.lanes);
-        header.set_contributors(self.bitmap.count_ones() as u16);
+        header.set_contributors(self.bitmap.count_ones() as u8);
         header.set_exponent(self.chunk.exponent);
         header.set_next_exponent(self.next_exponent);
         header.set_rank(self.chunk.root);
@@ -573,8 +591,10 @@ pub struct Answer {
     pub window: u16,
     /// Rate-control gain.
     pub gain: i8,
-    /// Policy epoch of the result's slot.
+    /// Policy epoch of the result's slot, else of the job.
     pub epoch: u8,
+    /// What is told of that policy.
+    pub told: Told,
     /// Attempt of the result, or of the slot of `seq` without one.
     pub attempt: u8,
     /// The result, or the state of affairs.
@@ -609,6 +629,8 @@ pub enum Body {
         bitmap: u64,
         /// A chunk that is being redone.
         redo: Option<Redo>,
+        /// Lanes of the wished-for chunk, if its result stands: a request as long as that gets it.
+        lanes: u16,
     },
 }
 
@@ -637,6 +659,7 @@ impl Answer {
                 min_ack: header.want(),
                 bitmap: header.bitmap(),
                 redo: header.has(flags::REDO).then(|| Redo::from_word(header.tag())),
+                lanes: header.lanes(),
             }
         };
         Ok(Answer {
@@ -653,6 +676,7 @@ impl Answer {
             window: header.window(),
             gain: header.gain(),
             epoch: header.operation_or_epoch(),
+            told: Told(header.told()),
             attempt: header.attempt(),
             body,
         })

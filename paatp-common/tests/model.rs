@@ -9,6 +9,7 @@ mod support;
 use std::collections::{BTreeMap, BTreeSet};
 
 use paatp_common::counter::{Counters, Event};
+use paatp_common::policy::Mode;
 use paatp_common::wire::{Answer, Body, Chunk, ElementType, Header, Kind, Operation, Request, Status};
 use paatp_common::{Refusal, Seq};
 use proptest::prelude::*;
@@ -39,6 +40,8 @@ enum Step {
     Shrink { rank: u8 },
     /// The job begins anew.
     Restart,
+    /// Another quorum is asked for.
+    Flip { quorum: u8 },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -54,6 +57,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (rank.clone(), -1..2i8).prop_map(|(rank, ahead)| Step::Disagree { rank, ahead }),
         1 => rank.prop_map(|rank| Step::Shrink { rank }),
         1 => Just(Step::Restart),
+        3 => (0..=3u8).prop_map(|quorum| Step::Flip { quorum }),
     ]
 }
 
@@ -195,6 +199,7 @@ impl World {
                 assert_eq!((want, bitmap), (packet.want, bits(&result.ranks)), "{packet:?}");
                 assert_eq!((payload, next_exponent), (&*result.lanes, result.next_exponent), "{packet:?}");
                 assert_eq!(answer.attempt, result.attempt, "{packet:?}");
+                assert_eq!(u64::from(answer.epoch), (result.epoch + 5) % 128, "{packet:?}");
                 let position = u64::from(want.since(self.model.start));
                 let outcome = (result.ranks.clone(), result.lanes.clone());
                 let first = self.delivered.entry(position).or_insert_with(|| outcome.clone());
@@ -203,7 +208,7 @@ impl World {
                     "ranks were given different results of {position}"
                 );
             }
-            (None, Body::Pending { min_ack, bitmap, redo }) => {
+            (None, Body::Pending { min_ack, bitmap, redo, .. }) => {
                 assert_eq!((min_ack, payload.len()), (self.wire(expected.min_ack), 0), "{packet:?}");
                 match expected.reason {
                     Some(reason) => assert_eq!(u32::from(answer.attempt), reason.counter(), "{packet:?}"),
@@ -236,6 +241,10 @@ impl World {
             assert!(slot.holds(self.job.generation, self.wire(*position)));
             let bits = chunk.contributions.keys().fold(0, |bits, rank| bits | 1u64 << rank);
             assert_eq!((slot.bits, slot.is_complete()), (bits, chunk.complete));
+            assert_eq!(u64::from(slot.epoch), (chunk.epoch + 5) % 128);
+            if !chunk.contributions.is_empty() {
+                assert_eq!(usize::from(slot.quorum()), chunk.quorum.unwrap_or(0));
+            }
             assert_eq!(usize::from(slot.contributors()), chunk.contributions.len());
             let lanes = chunk.lanes();
             assert_eq!(slot.has_payload(), !lanes.is_empty());
@@ -332,6 +341,7 @@ impl World {
                 }
             }
             Step::Shrink { rank } => self.shrink(rank % world),
+            Step::Flip { quorum } => self.flip(quorum.min(world)),
             Step::Restart => {
                 self.job.generation += 1;
                 self.node.install(&self.job);
@@ -340,6 +350,17 @@ impl World {
                 self.delivered.clear();
                 self.is_lied_to = false;
             }
+        }
+    }
+
+    fn flip(&mut self, quorum: u8) {
+        let policy = self.node.jobs[0].policy;
+        let is_over = policy.is_over(self.wire(self.model.min_ack()));
+        assert_eq!(is_over, self.model.waiting.is_over(self.model.min_ack()));
+        if policy.is_armed() || is_over {
+            let now = if is_over { policy.when_over() } else { policy };
+            self.node.jobs[0].policy = now.armed(Mode { quorum, ..policy.before() });
+            self.model.waiting.ask_for((quorum > 0).then_some(quorum.into()));
         }
     }
 

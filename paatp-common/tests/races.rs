@@ -9,6 +9,7 @@ use paatp_common::aggregate::{self, Arrival, Machine, Outcome};
 use paatp_common::job::{JobEntry, RankEntry};
 use paatp_common::lanes::{self, SlotBlock, WireBlock};
 use paatp_common::limits::{BLOCK_BYTES, MAX_RANKS};
+use paatp_common::policy::Policy;
 use paatp_common::progress::{Members, Progress};
 use paatp_common::slot::{Rules, Slot};
 use paatp_common::tag::Tag;
@@ -57,6 +58,12 @@ impl Machine for Racing<'_> {
     }
     fn rules(&self, job: usize) -> Rules {
         self.job(job).rules()
+    }
+    fn replace_policy(&mut self, job: usize, from: Policy, to: Policy) {
+        let policy = &mut self.node.jobs[job].policy;
+        if *policy == from {
+            *policy = to;
+        }
     }
     fn progress(&self, job: usize) -> &Progress {
         &self.node.progress[job]

@@ -8,6 +8,7 @@ mod support;
 
 use bench::{Bench, LANES, agreed, bitmap, has_result, min_ack, redo};
 use paatp_common::counter::Event;
+use paatp_common::policy::{Mode, Policy};
 use paatp_common::slot::{Begin, Contribution, Decision, Lanes, Rules, Slot, decide};
 use paatp_common::wire::{Body, Chunk, ElementType, Operation, Request, Status, flags};
 use paatp_common::{Refusal, Seq};
@@ -206,7 +207,7 @@ fn contribution() -> Contribution {
     }
 }
 
-const RULES: Rules = Rules { generation: 7, expected: 0b11, quorum: 0, epoch: 0 };
+const RULES: Rules = Rules { generation: 7, expected: 0b11, policy: Policy::settled(Mode::BSP, 0) };
 
 #[test]
 fn f11_a_packet_of_an_older_generation_is_refused_under_the_lock() {

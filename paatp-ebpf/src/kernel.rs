@@ -12,6 +12,7 @@ use paatp_common::job::{JobEntry, RankEntry};
 use paatp_common::lanes::{self, SlotBlock, WireBlock};
 use paatp_common::limits::{BLOCK_BYTES, LOCK_SPINS, MAX_RANKS};
 use paatp_common::mind::{blurred, opaque};
+use paatp_common::policy::Policy;
 use paatp_common::progress::{Members, Progress, Walk};
 use paatp_common::slot::{Rules, Slot};
 use paatp_common::tag::Tag;
@@ -347,10 +348,16 @@ impl<const BLOCKS: usize, const SLOW: bool> Machine for Kernel<'_, BLOCKS, SLOW>
             Rules {
                 generation: (&raw const (*job.job).generation).read_volatile(),
                 expected: (&raw const (*job.job).expected).read_volatile(),
-                quorum: (&raw const (*job.job).quorum).read_volatile(),
-                epoch: (&raw const (*job.job).epoch).read_volatile(),
+                policy: (&raw const (*job.job).policy).read_volatile(),
             }
         }
+    }
+
+    #[inline(always)]
+    fn replace_policy(&mut self, job: Tables, from: Policy, to: Policy) {
+        // SAFETY: an aligned word of the table, which user space replaces in one piece as well. The table is writable;
+        // only the pointer was made for reading.
+        unsafe { atomic::compare_exchange((&raw const (*job.job).policy).cast_mut().cast(), from.0, to.0) };
     }
 
     #[inline(always)]

@@ -136,7 +136,7 @@ impl Node {
         let before = request.and_then(|header| Some((header, *self.slot_of(job, header.seq())?)));
         let length = datagram.len();
         let mut host = Host {
-            jobs: &self.jobs,
+            jobs: &mut self.jobs,
             ranks: &self.ranks,
             progress: &self.progress,
             slots: &mut self.slots,

@@ -403,13 +403,13 @@ pub struct JobCreate {
 pub struct JobSync {
     /// Name of the job.
     pub name: String,
-    /// How the ranks wait for one another. This version has bsp and quorum.
+    /// How the ranks wait for one another. Takes effect at one chunk, while the job runs.
     #[arg(value_enum)]
     pub mode: SyncMode,
-    /// For quorum: ranks that are enough.
+    /// Ranks that are enough to complete a sum; all without it. For quorum, ssp and asp.
     #[arg(long, value_name = "N", required_if_eq("mode", "quorum"))]
     pub quorum: Option<u32>,
-    /// For ssp: operations that ranks may be apart.
+    /// For ssp: iterations that ranks may be ahead of the results they have, up to 62.
     #[arg(long, value_name = "N", required_if_eq("mode", "ssp"))]
     pub staleness: Option<u32>,
 }
@@ -421,9 +421,9 @@ pub enum SyncMode {
     Bsp,
     /// Some ranks are enough.
     Quorum,
-    /// Ranks may be some operations apart.
+    /// Iterations begin some results early.
     Ssp,
-    /// Nobody waits.
+    /// Iterations begin without waiting for results.
     Asp,
 }
 

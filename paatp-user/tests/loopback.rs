@@ -14,6 +14,7 @@ use paatp_common::host::Host;
 use paatp_common::job::{JobEntry, RankEntry};
 use paatp_common::lanes::SlotBlock;
 use paatp_common::limits::{LANES_PER_BLOCK, MAX_RANKS};
+use paatp_common::policy::Policy;
 use paatp_common::progress::{Progress, RankRecord};
 use paatp_common::slot::Slot;
 use paatp_transport::rate::Algorithm;
@@ -53,7 +54,7 @@ impl Memory {
     fn handle(&mut self, datagram: &mut [u8], from: IpAddr) -> Option<usize> {
         let blocks_per_slot = self.lanes.len() / self.slots.len();
         let mut host = Host {
-            jobs: std::slice::from_ref(&self.job),
+            jobs: std::slice::from_mut(&mut self.job),
             ranks: &self.ranks,
             progress: std::slice::from_ref(&self.progress),
             slots: &mut self.slots,
@@ -79,8 +80,22 @@ impl Tables for Shared {
     }
 
     fn write(&mut self, _: u16, entry: JobEntry) -> Result<(), EngineError> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).job = entry;
+        let mut memory = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        memory.job = JobEntry { policy: memory.job.policy, ..entry };
         Ok(())
+    }
+
+    fn policy(&self, _: u16) -> Policy {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).job.policy
+    }
+
+    fn replace_policy(&mut self, _: u16, from: Policy, to: Policy) -> bool {
+        let mut memory = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_same = memory.job.policy == from;
+        if is_same {
+            memory.job.policy = to;
+        }
+        is_same
     }
 
     fn set_gains(&mut self, _: u16, gains: &[i8]) -> Result<(), EngineError> {

@@ -9,7 +9,7 @@ use aya::programs::xdp::XdpMode;
 use aya::programs::{TestRun, TestRunAttrs, TestRunOptions, Xdp};
 use aya::{Ebpf, EbpfLoader, Pod};
 use paatp_common::counter::{Counters, Event, Refusal};
-use paatp_common::job::{JobEntry, Node, QUORUM_ALL, RankEntry, mapped};
+use paatp_common::job::{JobEntry, Node, RankEntry, mapped};
 use paatp_common::limits::{LANES_PER_BLOCK, MAX_RANKS, STANDARD_BLOCKS};
 use paatp_common::seq::Seq;
 use paatp_common::tag::rank_key;
@@ -102,7 +102,6 @@ impl Bed {
             lanes: setup.lanes,
             window: u16::try_from(setup.slots / 2).unwrap_or(u16::MAX),
             world: setup.ranks,
-            quorum: QUORUM_ALL,
             ..JobEntry::default()
         };
         set(&mut ebpf, "JOBS", 0, job)?;

@@ -79,7 +79,8 @@ fn layout() {
     header.set_tag(0x5152535455565758);
     at(40, &[0x51, 0x52, 0x53, 0x54, 0x55, 0x56, 0x57, 0x58]);
     header.set_lanes(0x6162);
-    header.set_contributors(0x6364);
+    header.set_told(0x63);
+    header.set_contributors(0x64);
     at(48, &[0x61, 0x62, 0x63, 0x64]);
     header.set_exponent(-1);
     header.set_next_exponent(2);

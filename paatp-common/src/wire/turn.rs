@@ -26,6 +26,8 @@ pub struct Saying {
     pub tag: u64,
     /// Lanes of the payload.
     pub lanes: u16,
+    /// What is told of the policy, see [`crate::policy::Told`].
+    pub told: u8,
     /// Ranks in the payload.
     pub contributors: u16,
     /// Exponent of the payload's scale, and the one agreed.
@@ -66,7 +68,8 @@ impl Turn {
         self.put::<9>(header, bitmap);
         self.put::<10>(header, tag >> 32);
         self.put::<11>(header, tag);
-        self.put::<12>(header, (saying.lanes as u64) << 16 | saying.contributors as u64);
+        let (told, contributors) = (saying.told as u64, saying.contributors as u64);
+        self.put::<12>(header, (saying.lanes as u64) << 16 | told << 8 | contributors & 0xFF);
         let (own, next) = (saying.exponents.0 as u8 as u64, saying.exponents.1 as u8 as u64);
         self.put::<13>(header, own << 24 | next << 16 | saying.window as u64);
         let (rank, gain) = (saying.rank as u64, saying.gain as u8 as u64);

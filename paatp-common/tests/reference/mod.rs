@@ -38,6 +38,7 @@ pub struct Outcome {
     pub lanes: Vec<u32>,
     pub next_exponent: i8,
     pub attempt: u8,
+    pub epoch: u64,
 }
 
 /// What must be answered.
@@ -64,7 +65,62 @@ pub struct ChunkState {
     pub complete: bool,
     pub identity: Option<Chunk>,
     exponent: i8,
-    quorum: Option<usize>,
+    pub quorum: Option<usize>,
+    /// Number of the policy that it began under.
+    pub epoch: u64,
+}
+
+/// How many contributions complete which chunk: one number before a chunk, another from it on.
+#[derive(Clone, Debug, Default)]
+pub struct Waiting {
+    before: Option<usize>,
+    after: Option<usize>,
+    epoch: u64,
+    from: From,
+}
+
+/// From which chunk on the number after holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum From {
+    /// From the first one.
+    #[default]
+    Always,
+    /// From the one that will be two rings after the first one to begin.
+    Wanted,
+    /// From this position on.
+    Chunk(u64),
+}
+
+impl Waiting {
+    pub fn is_over(&self, min_ack: u64) -> bool {
+        match self.from {
+            From::Always => true,
+            From::Wanted => false,
+            From::Chunk(from) => min_ack >= from,
+        }
+    }
+
+    /// Another number is wanted; the last change is over, or nobody has seen it.
+    pub fn ask_for(&mut self, quorum: Option<usize>) {
+        let (before, epoch) =
+            if self.from == From::Wanted { (self.before, self.epoch - 1) } else { (self.after, self.epoch) };
+        *self = if quorum == before {
+            Waiting { before, after: before, epoch, from: From::Always }
+        } else {
+            Waiting { before, after: quorum, epoch: epoch + 1, from: From::Wanted }
+        };
+    }
+
+    /// A chunk begins.
+    fn begin(&mut self, position: u64, ring: u64) -> (Option<usize>, u64) {
+        if self.from == From::Wanted {
+            self.from = From::Chunk(position + 2 * ring);
+        }
+        match self.from {
+            From::Chunk(from) if position < from => (self.before, self.epoch - 1),
+            _ => (self.after, self.epoch),
+        }
+    }
 }
 
 impl ChunkState {
@@ -101,8 +157,9 @@ impl ChunkState {
 pub struct Reference {
     pub generation: u32,
     pub expected: BTreeSet<u8>,
-    /// Contributions that complete a chunk; `None` for all.
-    pub quorum: Option<usize>,
+    /// Contributions that complete chunks; `None` for all.
+    pub waiting: Waiting,
+    quorum: Option<usize>,
     /// Length of the ring.
     pub ring: u64,
     /// Sequence number at position 0.
@@ -131,6 +188,7 @@ impl Reference {
         Reference {
             generation,
             expected: (0..world).collect(),
+            waiting: Waiting { before: quorum, after: quorum, ..Waiting::default() },
             quorum,
             ring: u64::from(ring),
             start,
@@ -211,7 +269,13 @@ impl Reference {
             let lanes = chunk.lanes();
             if chunk.complete && (lanes.is_empty() || lanes.len() == packet.payload.len()) {
                 let (ranks, attempt) = (chunk.ranks(), chunk.attempt);
-                expected.result = Some(Outcome { ranks, lanes, next_exponent: chunk.exponent, attempt });
+                expected.result = Some(Outcome {
+                    ranks,
+                    lanes,
+                    next_exponent: chunk.exponent,
+                    attempt,
+                    epoch: chunk.epoch,
+                });
                 if packet.pull {
                     expected.status = Status::Ok;
                 }
@@ -332,8 +396,8 @@ impl Reference {
                     return Fate::Refused(Refusal::Mismatch);
                 }
                 self.counters.note(Event::Redos);
-                let quorum = chunk.quorum;
-                ChunkState { frozen: chunk.frozen, quorum, ..self.fresh(packet) }
+                let (quorum, epoch) = (chunk.quorum, chunk.epoch);
+                ChunkState { frozen: chunk.frozen, ..self.fresh(packet, quorum, epoch) }
             }
             Some(chunk) => {
                 if disagrees(&chunk) {
@@ -348,7 +412,10 @@ impl Reference {
                 }
                 chunk
             }
-            None => self.fresh(packet),
+            None => {
+                let (quorum, epoch) = self.waiting.begin(position, self.ring);
+                self.fresh(packet, quorum, epoch)
+            }
         };
         if !packet.payload.is_empty() {
             let is_first = chunk.contributions.values().all(Vec::is_empty);
@@ -372,7 +439,7 @@ impl Reference {
         if packet.damaged { Fate::Refused(Refusal::BadTag) } else { Fate::Taken }
     }
 
-    fn fresh(&self, packet: &Packet) -> ChunkState {
+    fn fresh(&self, packet: &Packet, quorum: Option<usize>, epoch: u64) -> ChunkState {
         let needs_all = matches!(
             packet.chunk.operation(),
             Some(Operation::Barrier | Operation::Exponents | Operation::Broadcast)
@@ -384,7 +451,8 @@ impl Reference {
             complete: false,
             identity: None,
             exponent: 0,
-            quorum: if needs_all { None } else { self.quorum },
+            quorum: if needs_all { None } else { quorum },
+            epoch,
         }
     }
 

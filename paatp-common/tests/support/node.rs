@@ -130,7 +130,7 @@ impl OwnedNode {
     /// The node as `paatp-common` wants it.
     pub fn host(&mut self) -> Host<'_> {
         Host {
-            jobs: &self.jobs,
+            jobs: &mut self.jobs,
             ranks: &self.ranks,
             progress: &self.progress,
             slots: &mut self.slots,

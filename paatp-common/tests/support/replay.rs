@@ -70,7 +70,7 @@ fn mend(node: &OwnedNode, bytes: &[u8]) -> Option<Vec<u8>> {
     let payload = payload_of(&frame[start..]);
     let header = Header::of_mut(&mut frame[start..])?;
     let wishes = header.contributors();
-    let wish = |bit: u16| wishes >> bit & 1 == 1;
+    let wish = |bit: u8| wishes >> bit & 1 == 1;
     let job = jobs()[layout.is_v6 as usize];
     if wish(0) {
         header.set_job(job.number);

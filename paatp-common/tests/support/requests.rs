@@ -2,6 +2,7 @@
 
 use paatp_common::Seq;
 use paatp_common::job::{Address, JobEntry, RankEntry, mapped};
+use paatp_common::policy::{Mode, Policy, Staleness};
 use paatp_common::tag::{self, rank_key};
 use paatp_common::wire::{Chunk, ElementType, HEADER_BYTES, Header, Kind, Operation, Request, flags};
 
@@ -56,12 +57,18 @@ impl TestJob {
             lanes: self.lanes,
             window: 1 + self.slots as u16 / 2,
             world: self.world,
-            quorum: self.quorum,
-            epoch: 5,
+            unused: [0; 2],
             reserved: 0,
             granted: 9,
             spare: [0; 2],
+            policy: self.policy(),
         }
+    }
+
+    /// How its ranks wait for one another.
+    #[must_use]
+    pub const fn policy(&self) -> Policy {
+        Policy::settled(Mode { quorum: self.quorum, staleness: Staleness::Bounded(3) }, 5)
     }
 
     /// A rank's address.

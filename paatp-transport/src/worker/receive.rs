@@ -127,7 +127,7 @@ impl Worker {
                 Some((Verdict::Damaged, arrived)) => self.doubt(now, arrived.position, arrived.attempt),
                 Some((Verdict::Unwanted, _)) | None => {}
             },
-            Body::Pending { min_ack, bitmap, redo } => {
+            Body::Pending { min_ack, bitmap, redo, .. } => {
                 let min_ack = self.position_of(min_ack).filter(|position| *position <= self.delivered);
                 self.others.min_ack = self.others.min_ack.max(min_ack.unwrap_or(0));
                 self.open_gate();

@@ -116,7 +116,7 @@ impl Aggregator {
 
     pub fn handle(&mut self, rank: u8, datagram: &mut Vec<u8>) -> bool {
         let mut host = Host {
-            jobs: &self.jobs,
+            jobs: &mut self.jobs,
             ranks: &self.ranks,
             progress: &self.progress,
             slots: &mut self.slots,

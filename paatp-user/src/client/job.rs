@@ -12,7 +12,7 @@ use ureq::http::Method;
 use crate::cli::{Credentials, Job, JobAction, JobCreate, JobSync, SyncMode};
 use crate::config::JobConfig;
 use crate::control::protocol::{
-    Created, Drain, JobDetails, JobList, JobState, JobStatus, NodeStatus, Problem, Sync,
+    Created, Drain, JobDetails, JobList, JobState, JobStatus, NodeStatus, Problem, Sync, SyncChange,
 };
 use crate::control::token::{self, DEFAULT_TOKEN_FILE};
 use crate::worker::{Endpoint, EndpointError};
@@ -107,7 +107,7 @@ pub fn run(args: &Job) -> Result<String, JobError> {
         JobAction::Sync(sync) => {
             let path = format!("{}/sync", path_of(&sync.name));
             let status: JobStatus = api.put(&path, &wanted(sync))?;
-            api.print(&status, || format!("job {}: {}\n", status.name, sync_in_words(status.sync)))
+            api.print(&status, || format!("job {}: {}\n", status.name, job_sync_in_words(&status)))
         }
         JobAction::Delete { name } => {
             api.ask(Method::DELETE, &path_of(name), None::<&()>)?;
@@ -137,12 +137,12 @@ fn path_of(name: &str) -> String {
 const fn wanted(sync: &JobSync) -> Sync {
     match (sync.mode, sync.quorum, sync.staleness) {
         (SyncMode::Bsp, _, _) => Sync::Bsp,
-        (SyncMode::Asp, _, _) => Sync::Asp,
+        (SyncMode::Asp, quorum, _) => Sync::Asp { quorum },
         // clap demands the numbers.
         (SyncMode::Quorum, Some(quorum), _) => Sync::Quorum { quorum },
         (SyncMode::Quorum, None, _) => Sync::Quorum { quorum: 0 },
-        (SyncMode::Ssp, _, Some(staleness)) => Sync::Ssp { staleness },
-        (SyncMode::Ssp, _, None) => Sync::Ssp { staleness: 0 },
+        (SyncMode::Ssp, quorum, Some(staleness)) => Sync::Ssp { staleness, quorum },
+        (SyncMode::Ssp, quorum, None) => Sync::Ssp { staleness: 0, quorum },
     }
 }
 
@@ -236,8 +236,26 @@ fn sync_in_words(sync: Sync) -> String {
     match sync {
         Sync::Bsp => "all ranks (bsp)".into(),
         Sync::Quorum { quorum } => format!("a quorum of {quorum}"),
-        Sync::Ssp { staleness } => format!("staleness {staleness} (ssp)"),
-        Sync::Asp => "nobody (asp)".into(),
+        Sync::Ssp { staleness, quorum } => format!("{}, staleness {staleness} (ssp)", chunks_need(quorum)),
+        Sync::Asp { quorum } => format!("{}, without a bound (asp)", chunks_need(quorum)),
+    }
+}
+
+fn chunks_need(quorum: Option<u32>) -> String {
+    quorum.map_or_else(|| "all ranks".into(), |quorum| format!("a quorum of {quorum}"))
+}
+
+/// The synchronisation, and the change to it if one is under way.
+fn job_sync_in_words(job: &JobStatus) -> String {
+    let now = sync_in_words(job.sync);
+    match job.sync_change {
+        None => now,
+        Some(SyncChange { before, from: Some(from) }) => {
+            format!("{now} from chunk {from} on, {} before", sync_in_words(before))
+        }
+        Some(SyncChange { before, from: None }) => {
+            format!("{now} from one of the next chunks on, {} before", sync_in_words(before))
+        }
     }
 }
 
@@ -281,7 +299,7 @@ fn details_in_words(details: &JobDetails) -> String {
         ["job".into(), format!("{} (number {})", job.name, job.job)],
         ["state".into(), state_in_words(job.state).into()],
         ["generation".into(), generation],
-        ["waits for".into(), sync_in_words(job.sync)],
+        ["waits for".into(), job_sync_in_words(job)],
         ["timeout".into(), timeout],
         ["waiting ranks".into(), ranks_in_words(&job.waiting_ranks)],
         ["missing ranks".into(), ranks_in_words(&job.missing_ranks)],

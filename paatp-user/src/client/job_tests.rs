@@ -58,6 +58,10 @@ fn jobs_are_created_shown_changed_and_deleted() {
     assert!(shown.contains("timeout        5 s") && shown.contains("all ranks (bsp)"), "{shown}");
     let changed = bench.run("sync train quorum --quorum 3").unwrap_or_default();
     assert_eq!(changed, "job train: a quorum of 3\n");
+    let changed = bench.run("sync train ssp --staleness 2 --quorum 3").unwrap_or_default();
+    assert_eq!(changed, "job train: a quorum of 3, staleness 2 (ssp)\n");
+    let changed = bench.run("sync train asp").unwrap_or_default();
+    assert_eq!(changed, "job train: all ranks, without a bound (asp)\n");
     let node = bench.run("node").unwrap_or_default();
     assert!(node.contains("2 of 64, running: 0") && node.contains("352"), "{node}");
     assert_eq!(bench.run("delete train").unwrap_or_default(), "deleted job train\n");
@@ -84,7 +88,7 @@ fn refusals_are_told() {
     let refused = |line: &str| bench.run(line).map_err(|error| error.to_string()).err().unwrap_or_default();
     assert!(refused("show nothing").contains("no job `nothing` here"));
     assert!(refused("create pair --world 2").contains("job `pair` exists"));
-    assert!(refused("sync pair asp").contains("not in this version"));
+    assert!(refused("sync pair asp --quorum 3").contains("1 to 2 ranks"));
     assert!(refused("create big --world 2 --slots 8192").contains("at most 3840 are"));
     assert!(
         std::fs::write(bench.folder.path().join("token"), "another token, wrong".replace(' ', "-")).is_ok()

@@ -276,7 +276,7 @@ async fn drain(
 ))]
 async fn list(State(control): State<Control>, caller: Caller) -> Result<Json<JobList>, ControlError> {
     control.authorize(&caller, Right::Look)?;
-    Ok(Json(JobList { jobs: control.lock().membership.list() }))
+    Ok(Json(JobList { jobs: control.list() }))
 }
 
 /// Creates a job. The answer has its key, if it is not open to everybody, this once.
@@ -326,7 +326,8 @@ async fn delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Changes how a job's ranks wait for one another. This version does it between generations only.
+/// Changes how a job's ranks wait for one another, also while packets flow: from one chunk on, the same for all ranks.
+/// Another change must wait until every rank has all results before that chunk (409 `sync_changing`).
 #[utoipa::path(put, path = "/v1/jobs/{name}/sync", tag = "jobs", params(("name" = String, Path, description = "Name of the job")), request_body = Sync, security(("token" = [])), responses(
     (status = 200, body = JobStatus),
     (status = "4XX", body = Problem, content_type = "application/problem+json"),
@@ -339,7 +340,7 @@ async fn sync(
 ) -> Result<Json<JobStatus>, ControlError> {
     control.authorize(&caller, Right::Manage)?;
     let Input(sync): Input<Sync> = Input::from_request(request, &()).await?;
-    control.lock().membership.set_sync(&name, sync).map(Json)
+    control.set_sync(&name, sync).map(Json)
 }
 
 /// A rank joins; answered when all are there, or the wait is over. Its packets must come from the address that it asks

@@ -62,8 +62,8 @@ fn refusals_have_codes_of_their_own() {
     assert_eq!(create("new", "memory", json!("shared")), is(409, "unsupported"));
     assert_eq!(create("new", "slots", json!(8192)), is(409, "memory_full"));
     let sync = |body: Value| refused("PUT", "/v1/jobs/pair/sync", &body);
-    assert_eq!(sync(json!({"mode": "ssp", "staleness": 2})), is(409, "unsupported"));
-    assert_eq!(sync(json!({"mode": "asp"})), is(409, "unsupported"));
+    assert_eq!(sync(json!({"mode": "ssp", "staleness": 63})), is(400, "bad_job"));
+    assert_eq!(sync(json!({"mode": "asp", "quorum": 3})), is(400, "bad_job"));
     assert_eq!(sync(json!({"mode": "quorum", "quorum": 3})), is(400, "bad_job"));
     assert_eq!(sync(json!({"mode": "turbo"})), is(400, "bad_request"));
     assert_eq!(server.ask("PUT", "/v1/jobs/pair/sync", r#"{"mode":"quorum","quorum":1}"#).0, 200);

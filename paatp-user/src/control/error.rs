@@ -95,8 +95,8 @@ codes! {
     NO_MEMBER = "no_member", CONFLICT;
     /// The rank left, or the job or its wait was ended.
     LEFT = "left", CONFLICT;
-    /// That cannot change while a generation runs.
-    JOB_RUNS = "job_runs", CONFLICT;
+    /// The last change of the synchronisation is not over.
+    SYNC_CHANGING = "sync_changing", CONFLICT;
     /// Not in this version.
     UNSUPPORTED = "unsupported", CONFLICT;
     /// The job was deleted meanwhile.
@@ -284,15 +284,15 @@ pub enum ControlError {
     /// [`Code::LEFT`]
     #[error("rank {0} left while it waited")]
     Left(u8),
-    /// [`Code::JOB_RUNS`]
+    /// [`Code::SYNC_CHANGING`]
     #[error(
-        "generation {generation} of job `{job}` runs; this version changes the synchronisation only between generations"
+        "the last change of job `{job}` holds from chunk {from} on, and not every rank has all results before it; ask again when they have"
     )]
-    JobRuns {
+    SyncChanging {
         /// The job.
         job: String,
-        /// What runs.
-        generation: u32,
+        /// The first chunk after the change.
+        from: u32,
     },
     /// [`Code::UNSUPPORTED`]
     #[error("{0}")]
@@ -356,7 +356,7 @@ impl ControlError {
             ControlError::Replaced(_) => Code::REPLACED,
             ControlError::NoMember { .. } => Code::NO_MEMBER,
             ControlError::Left(_) => Code::LEFT,
-            ControlError::JobRuns { .. } => Code::JOB_RUNS,
+            ControlError::SyncChanging { .. } => Code::SYNC_CHANGING,
             ControlError::Unsupported(_) => Code::UNSUPPORTED,
             ControlError::JobDeleted(_) => Code::JOB_DELETED,
             ControlError::TooLarge(_) => Code::TOO_LARGE,

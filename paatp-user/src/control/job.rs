@@ -5,6 +5,8 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use paatp_common::job::{JobEntry, QUORUM_ALL, RankEntry};
+use paatp_common::policy::{MAX_STALENESS, Mode, Policy};
+use paatp_common::seq::Seq;
 use paatp_common::tag::rank_key;
 
 use crate::config::{Access, FailurePolicy, JobConfig, MemoryKind};
@@ -14,7 +16,7 @@ use super::MAX_WAIT_SECONDS;
 use super::error::ControlError;
 use super::membership::{Formation, JobFacts, Limits, WaiterId, table_address};
 use super::memory::Memory;
-use super::protocol::{Grant, JobState, JobStatus, JoinRequest, PROTOCOL, Sync};
+use super::protocol::{Grant, JobState, JobStatus, JoinRequest, PROTOCOL, Sync, SyncChange};
 use super::token::Secret;
 use super::watch::{Terms, Watch};
 
@@ -91,7 +93,7 @@ impl Job {
             lanes: config.lanes as u16,
             window: config.window as u16,
             world: config.world as u8,
-            quorum,
+            policy: Policy::settled(Mode { quorum, ..Mode::BSP }, 0),
             ..JobEntry::default()
         };
         Job {
@@ -162,6 +164,7 @@ impl Job {
         let waiting = std::mem::take(&mut self.waiting);
         self.entry.generation = generation;
         self.entry.granted = 0;
+        self.entry.policy = self.entry.policy.when_over();
         self.entry.expected = u64::MAX >> (64 - u32::from(world));
         self.watch = Watch::default();
         self.lost.clear();
@@ -242,40 +245,35 @@ impl Job {
         }
     }
 
-    pub(super) fn sync(&self) -> Sync {
-        match self.entry.quorum {
-            QUORUM_ALL => Sync::Bsp,
-            quorum => Sync::Quorum { quorum: quorum.into() },
+    /// Changes the synchronisation. While a generation runs that is a word to be written, which takes effect when the
+    /// data plane meets it; `min_ack` is up to where all its ranks have the results, or less.
+    pub(super) fn plan_sync(&self, sync: Sync, min_ack: Option<u32>) -> Result<Policy, ControlError> {
+        let world = self.entry.world;
+        let Some(mode) = sync.mode(world) else {
+            let job = &self.name;
+            let allowed =
+                format!("a quorum of 1 to {world} ranks and a staleness of 0 to {MAX_STALENESS} are");
+            return Err(ControlError::BadJob(format!("job `{job}`: {sync:?} is not allowed; {allowed}")));
+        };
+        let policy = self.entry.policy;
+        match min_ack {
+            Some(min_ack) if policy.is_over(Seq(min_ack)) => Ok(policy.when_over().armed(mode)),
+            // Nobody has seen the last one.
+            Some(_) if policy.is_armed() => Ok(policy.armed(mode)),
+            Some(_) => {
+                let from = policy.from().unwrap_or_default().0;
+                Err(ControlError::SyncChanging { job: self.name.clone(), from })
+            }
+            None if policy.after() == mode => Ok(policy),
+            None => Ok(Policy::settled(mode, policy.epoch().wrapping_add(1))),
         }
     }
 
-    /// Changes the synchronisation, in force from the next generation.
-    pub(super) fn set_sync(&mut self, sync: Sync) -> Result<(), ControlError> {
-        let world = u32::from(self.entry.world);
-        let quorum = match sync {
-            Sync::Bsp => QUORUM_ALL,
-            Sync::Quorum { quorum } if quorum == world => QUORUM_ALL,
-            Sync::Quorum { quorum } if (1..world).contains(&quorum) => quorum as u8,
-            Sync::Quorum { quorum } => {
-                let allowed = format!("quorum = {quorum} is not allowed; 1 to {world} ranks are");
-                return Err(ControlError::BadJob(format!("job `{}`: {allowed}", self.name)));
-            }
-            Sync::Ssp { .. } | Sync::Asp => {
-                return Err(ControlError::Unsupported(
-                    "bounded staleness (ssp) and unbounded asynchrony (asp) are not in this version: its workers wait for every operation; use bsp or quorum",
-                ));
-            }
-        };
-        if quorum == self.entry.quorum {
-            return Ok(());
-        }
-        if let Some(running) = &self.running {
-            let generation = running.number;
-            return Err(ControlError::JobRuns { job: self.name.clone(), generation });
-        }
-        self.entry.quorum = quorum;
-        self.entry.epoch = self.entry.epoch.wrapping_add(1);
-        Ok(())
+    fn sync_change(&self) -> Option<SyncChange> {
+        let policy = self.entry.policy;
+        let change =
+            SyncChange { before: Sync::of(policy.before()), from: policy.from().map(|Seq(from)| from) };
+        (self.running.is_some() && policy.is_changing()).then_some(change)
     }
 
     pub(super) fn facts(&self, slot_bytes: u32) -> JobFacts {
@@ -312,7 +310,9 @@ impl Job {
             access: self.access,
             timeout_seconds: self.timeout.map(|timeout| timeout.as_secs_f64()),
             on_failure: self.policy,
-            sync: self.sync(),
+            sync: Sync::of(self.entry.policy.after()),
+            epoch: self.entry.policy.epoch(),
+            sync_change: self.sync_change(),
             generation: self.running.as_ref().map(|running| running.number),
             waiting_ranks: self.waiting.keys().copied().collect(),
             missing_ranks,

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use paatp_common::job::{Address, JobEntry, RankEntry, mapped};
 use paatp_common::limits::MAX_JOBS;
+use paatp_common::policy::Policy;
 
 use crate::config::{Access, JobConfig, Jobs, MAX_NAME_BYTES, MemoryKind};
 use crate::engine::ProgressSnapshot;
@@ -415,15 +416,34 @@ impl Membership {
         job.waiting.values().find(|waiting| waiting.id == waiter).map(|waiting| waiting.deadline)
     }
 
-    /// Changes a job's synchronisation.
+    /// What a job's policy is to become: the number of its job, what it is and what it is to be. `min_ack` tells up to
+    /// where all ranks of a job that runs have the results. To be written, then given to [`Membership::note_policy`].
     ///
     /// # Errors
-    /// If there is no such job, it runs, or this version cannot do it.
-    pub fn set_sync(&mut self, name: &str, sync: Sync) -> Result<JobStatus, ControlError> {
-        let number = self.find(name)?.number;
-        let Some(job) = self.jobs.get_mut(&number) else { return Err(unknown(name, Vec::new())) };
-        job.set_sync(sync)?;
-        Ok(job.status(self.limits.slot_bytes))
+    /// If there is no such job, a number is out of range, or the last change is not over.
+    pub fn plan_sync(
+        &self,
+        name: &str,
+        sync: Sync,
+        min_ack: Option<u32>,
+    ) -> Result<(u16, Policy, Policy), ControlError> {
+        let job = self.find(name)?;
+        Ok((job.number, job.entry.policy, job.plan_sync(sync, min_ack)?))
+    }
+
+    /// The policy of a job as the tables have it.
+    pub fn note_policy(&mut self, number: u16, policy: Policy) {
+        if let Some(job) = self.jobs.get_mut(&number) {
+            job.entry.policy = policy;
+        }
+    }
+
+    /// Where one job stands.
+    ///
+    /// # Errors
+    /// If there is none of that name.
+    pub fn status(&self, name: &str) -> Result<JobStatus, ControlError> {
+        self.find(name).map(|job| job.status(self.limits.slot_bytes))
     }
 
     /// Takes nothing new from now on, or does again. Returns those whose wait is over.

@@ -2,9 +2,10 @@
 
 use super::*;
 use crate::config::FailurePolicy;
-use crate::control::protocol::JobState;
+use crate::control::protocol::{JobState, SyncChange};
 use crate::engine::RankProgress;
-use paatp_common::job::QUORUM_ALL;
+use paatp_common::Seq;
+use paatp_common::policy::{Mode, Staleness};
 use paatp_common::tag::rank_key;
 
 const A: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
@@ -359,21 +360,70 @@ fn a_draining_node_takes_nothing_new() {
 }
 
 #[test]
-fn synchronisation_changes_between_generations() {
+fn synchronisation_of_an_idle_job_is_that_of_its_next_generation() {
     let mut m = membership();
-    let set = |m: &mut Membership, sync| refusal(m.set_sync("pair", sync));
+    let set = |m: &mut Membership, sync| match m.plan_sync("pair", sync, None) {
+        Ok((number, _, to)) => {
+            m.note_policy(number, to);
+            "done"
+        }
+        Err(error) => error.code().name(),
+    };
     assert_eq!(set(&mut m, Sync::Quorum { quorum: 1 }), "done");
+    assert_eq!(set(&mut m, Sync::Quorum { quorum: 1 }), "done", "it is so already");
     joined(&mut m, 0, A);
     let formation = joined(&mut m, 1, B).formation;
-    assert_eq!(formation.map(|f| (f.entry.quorum, f.entry.epoch)), Some((1, 1)));
-    assert_eq!(set(&mut m, Sync::Bsp), "job_runs");
-    assert_eq!(set(&mut m, Sync::Quorum { quorum: 1 }), "done", "it is so already");
-    assert_eq!(set(&mut m, Sync::Ssp { staleness: 2 }), "unsupported");
-    assert_eq!(set(&mut m, Sync::Asp), "unsupported");
+    let mode = Mode { quorum: 1, ..Mode::BSP };
+    assert_eq!(formation.map(|f| f.entry.policy), Some(Policy::settled(mode, 1)));
     for quorum in [0, 3, u32::MAX] {
         assert_eq!(set(&mut m, Sync::Quorum { quorum }), "bad_job");
+        assert_eq!(set(&mut m, Sync::Asp { quorum: Some(quorum) }), "bad_job");
     }
-    assert_eq!(refusal(m.set_sync("other", Sync::Bsp)), "unknown_job");
+    assert_eq!(set(&mut m, Sync::Ssp { staleness: 63, quorum: None }), "bad_job");
+    assert_eq!(m.plan_sync("other", Sync::Bsp, None).map_err(|e| e.code().name()), Err("unknown_job"));
+}
+
+#[test]
+fn f23_a_running_job_changes_once_at_a_time() {
+    let mut m = membership();
+    joined(&mut m, 0, A);
+    joined(&mut m, 1, B);
+    let ssp = Sync::Ssp { staleness: 2, quorum: None };
+    let plan = |m: &Membership, sync, min_ack| match m.plan_sync("pair", sync, Some(min_ack)) {
+        Ok((_, from, to)) => Ok((from, to)),
+        Err(error) => Err(error.code().name()),
+    };
+    let Ok((bsp, armed)) = plan(&m, ssp, 4) else { panic!("refused") };
+    assert_eq!((bsp, armed.is_armed()), (Policy::settled(Mode::BSP, 0), true));
+    m.note_policy(0, armed);
+    assert_eq!(m.list()[0].sync_change, Some(SyncChange { before: Sync::Bsp, from: None }));
+    assert_eq!(plan(&m, Sync::Bsp, 4), Ok((armed, bsp)), "no chunk has met it");
+    let switching = armed.switching(Seq(5), 256);
+    m.note_policy(0, switching);
+    let status = m.list()[0].clone();
+    assert_eq!(status.sync_change, Some(SyncChange { before: Sync::Bsp, from: Some(517) }));
+    assert_eq!((status.sync, status.epoch), (ssp, 1));
+    assert_eq!(plan(&m, Sync::Bsp, 516), Err("sync_changing"));
+    let Ok((from, to)) = plan(&m, Sync::Asp { quorum: Some(1) }, 517) else { panic!("refused") };
+    assert_eq!((from, to.before(), to.epoch()), (switching, switching.after(), 2));
+    // The next generation begins with what was wanted last.
+    m.note_policy(0, to);
+    joined(&mut m, 0, A);
+    let formation = joined(&mut m, 1, B).formation;
+    assert_eq!(formation.map(|f| f.entry.policy), Some(to.when_over()));
+    assert_eq!(m.list()[0].sync_change, None);
+}
+
+#[test]
+fn every_mode_of_the_data_plane_has_a_name() {
+    for world in [1, 2, 64] {
+        for quorum in 0..world {
+            for staleness in [Staleness::Unbounded, Staleness::Bounded(0), Staleness::Bounded(62)] {
+                let mode = Mode { quorum, staleness };
+                assert_eq!(Sync::of(mode).mode(world), Some(mode));
+            }
+        }
+    }
 }
 
 /// Job `watched` of three ranks with a timeout of ten seconds; its generation 7 runs.
@@ -454,7 +504,7 @@ fn quorums_are_told_as_the_data_plane_has_them() {
         panic!("refused")
     };
     let details = Membership::new(&jobs, 1, 1).details("a");
-    assert_eq!(details.map(|(_, entry, _)| entry.quorum), Ok(QUORUM_ALL));
+    assert_eq!(details.map(|(_, entry, _)| entry.policy), Ok(Policy::settled(Mode::BSP, 0)));
 }
 
 mod properties {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use paatp_common::counter::{Counters, Event, Refusal};
+use paatp_common::policy::{MAX_STALENESS, Mode, QUORUM_ALL, Staleness};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -96,21 +97,75 @@ pub struct Problem {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "mode", rename_all = "snake_case")]
 pub enum Sync {
-    /// Every chunk needs all ranks.
+    /// Bulk-synchronous: every chunk needs all ranks, every iteration all results.
     Bsp,
-    /// So many contributions complete a chunk.
+    /// So many contributions complete a chunk; what comes late goes into the sender's next gradient.
     Quorum {
         /// How many.
         #[schema(minimum = 1, maximum = 64)]
         quorum: u32,
     },
-    /// Ranks may be so many operations apart. Not in this version.
+    /// An iteration begins when the results of that many iterations before the last one are there.
     Ssp {
-        /// How many.
+        /// How many. 0 is `bsp`, or `quorum`.
+        #[schema(maximum = 62)]
         staleness: u32,
+        /// Contributions that complete a chunk; all without it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[schema(minimum = 1, maximum = 64)]
+        quorum: Option<u32>,
     },
-    /// Nobody waits but for the ring. Not in this version.
-    Asp,
+    /// Nothing but the ring holds iterations back.
+    Asp {
+        /// Contributions that complete a chunk; all without it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[schema(minimum = 1, maximum = 64)]
+        quorum: Option<u32>,
+    },
+}
+
+impl Sync {
+    /// What the data plane has.
+    #[must_use]
+    pub fn of(mode: Mode) -> Sync {
+        let quorum = (mode.quorum != QUORUM_ALL).then_some(u32::from(mode.quorum));
+        match (mode.staleness, quorum) {
+            (Staleness::Bounded(0), None) => Sync::Bsp,
+            (Staleness::Bounded(0), Some(quorum)) => Sync::Quorum { quorum },
+            (Staleness::Bounded(staleness), quorum) => Sync::Ssp { staleness: staleness.into(), quorum },
+            (Staleness::Unbounded, quorum) => Sync::Asp { quorum },
+        }
+    }
+
+    /// What the data plane is to have in a job of `world` ranks; none if a number is out of range.
+    #[must_use]
+    pub fn mode(self, world: u8) -> Option<Mode> {
+        let (staleness, quorum) = match self {
+            Sync::Bsp => (Some(0), None),
+            Sync::Quorum { quorum } => (Some(0), Some(quorum)),
+            Sync::Ssp { staleness, quorum } => (Some(staleness), quorum),
+            Sync::Asp { quorum } => (None, quorum),
+        };
+        let staleness = match staleness {
+            None => Staleness::Unbounded,
+            Some(most) => Staleness::Bounded(u8::try_from(most).ok().filter(|most| *most <= MAX_STALENESS)?),
+        };
+        let quorum = match quorum {
+            Some(quorum) if quorum < u32::from(world) => u8::try_from(quorum).ok().filter(|q| *q > 0)?,
+            Some(quorum) if quorum > u32::from(world) => return None,
+            _ => QUORUM_ALL,
+        };
+        Some(Mode { quorum, staleness })
+    }
+}
+
+/// A change of the synchronisation that is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SyncChange {
+    /// What is in force for the chunks before.
+    pub before: Sync,
+    /// The first chunk of what is wanted; absent until the data plane has met the change.
+    pub from: Option<u32>,
 }
 
 /// Where a job stands.
@@ -154,8 +209,12 @@ pub struct JobStatus {
     pub timeout_seconds: Option<f64>,
     /// What happens then.
     pub on_failure: FailurePolicy,
-    /// How ranks wait for one another.
+    /// How ranks wait for one another, or are to.
     pub sync: Sync,
+    /// Number of that; counts round.
+    pub epoch: u8,
+    /// The change to it, while a rank may still need a chunk from before it.
+    pub sync_change: Option<SyncChange>,
     /// The complete generation, if any.
     pub generation: Option<u32>,
     /// Ranks that wait for the others.

@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::Router;
+use paatp_common::Seq;
 use paatp_common::job::JobEntry;
+use paatp_common::policy::Policy;
 use paatp_common::progress::RankRecord;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, oneshot};
@@ -25,7 +27,7 @@ use super::error::ControlError;
 use super::http::{Connections, Peer, Scope};
 use super::membership::{Entropy, Formation, Leaving, Loss, Membership, WaiterId};
 use super::pacing::Pacing;
-use super::protocol::{Created, Grant, JobDetails, JoinRequest, LeaveRequest, RankStatus};
+use super::protocol::{Created, Grant, JobDetails, JobStatus, JoinRequest, LeaveRequest, RankStatus, Sync};
 use super::token::{self, Secret};
 
 /// The data plane's tables.
@@ -36,11 +38,17 @@ pub trait Tables: Send {
     /// If a table cannot be written.
     fn install(&mut self, formation: &Formation) -> Result<(), EngineError>;
 
-    /// Replaces a job's entry, and leaves its ranks as they are.
+    /// Replaces a job's entry, and leaves its ranks and its policy as they are.
     ///
     /// # Errors
     /// If the table cannot be written.
     fn write(&mut self, number: u16, entry: JobEntry) -> Result<(), EngineError>;
+
+    /// How a job's ranks wait for one another.
+    fn policy(&self, number: u16) -> Policy;
+
+    /// Changes that in one piece, unless it is not what it was: the data plane says from which chunk on it holds.
+    fn replace_policy(&mut self, number: u16, from: Policy, to: Policy) -> bool;
 
     /// Stamps a rank's gain into the answers to it.
     ///
@@ -73,7 +81,16 @@ impl Tables for Aggregator {
     }
 
     fn write(&mut self, number: u16, entry: JobEntry) -> Result<(), EngineError> {
-        self.write_job(number.into(), entry)
+        self.write_job(number, &entry);
+        Ok(())
+    }
+
+    fn policy(&self, number: u16) -> Policy {
+        Aggregator::policy(self, number)
+    }
+
+    fn replace_policy(&mut self, number: u16, from: Policy, to: Policy) -> bool {
+        Aggregator::replace_policy(self, number, from, to)
     }
 
     fn set_gains(&mut self, number: u16, gains: &[i8]) -> Result<(), EngineError> {
@@ -304,9 +321,43 @@ impl Control {
         info!(draining, "draining changed");
     }
 
+    /// Changes how a job's ranks wait for one another, while it runs or not.
+    pub(super) fn set_sync(&self, name: &str, sync: Sync) -> Result<JobStatus, ControlError> {
+        let mut inner = self.lock();
+        inner.look_at_policies();
+        let (status, entry, running) = inner.membership.details(name)?;
+        let number = status.job;
+        let min_ack = match running {
+            Some(_) => {
+                let tables = inner.tables.lock().unwrap_or_else(PoisonError::into_inner);
+                Some(tables.progress(number, &entry)?.min_ack)
+            }
+            None => None,
+        };
+        let (number, from, to) = inner.membership.plan_sync(name, sync, min_ack)?;
+        if min_ack.is_some() && !inner.replace_policy(number, from, to) {
+            // The data plane has met the change before, in this moment.
+            inner.look_at_policies();
+            let (_, entry, _) = inner.membership.details(name)?;
+            let from = entry.policy.from().unwrap_or_default().0;
+            return Err(ControlError::SyncChanging { job: name.into(), from });
+        }
+        inner.membership.note_policy(number, to);
+        info!(job = name, sync = ?Sync::of(to.after()), epoch = to.epoch(), "synchronisation changes");
+        inner.membership.status(name)
+    }
+
+    /// All jobs.
+    pub(super) fn list(&self) -> Vec<JobStatus> {
+        let mut inner = self.lock();
+        inner.look_at_policies();
+        inner.membership.list()
+    }
+
     /// One job with its ranks.
     pub(super) fn details(&self, name: &str) -> Result<JobDetails, ControlError> {
-        let inner = self.lock();
+        let mut inner = self.lock();
+        inner.look_at_policies();
         let (status, entry, running) = inner.membership.details(name)?;
         let Some(running) = running else {
             return Ok(JobDetails { status, ranks: Vec::new(), slots_in_use: Some(0) });
@@ -336,6 +387,7 @@ impl Control {
                 Err(cause) => error!(number, "cannot clear a deleted job, trying again: {cause}"),
             }
         }
+        inner.settle_policies();
         for (number, entry) in inner.membership.watched() {
             let progress = {
                 let tables = inner.tables.lock().unwrap_or_else(PoisonError::into_inner);
@@ -452,6 +504,35 @@ impl Inner {
         // What the old entry let in is complete now.
         self.telemetry.settle(number, &entry);
         Ok(())
+    }
+
+    fn replace_policy(&mut self, number: u16, from: Policy, to: Policy) -> bool {
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner).replace_policy(number, from, to)
+    }
+
+    /// Takes in what the data plane made of policies.
+    fn look_at_policies(&mut self) {
+        for (number, _) in self.membership.running() {
+            let policy = self.tables.lock().unwrap_or_else(PoisonError::into_inner).policy(number);
+            self.membership.note_policy(number, policy);
+        }
+    }
+
+    /// Changes that are over hold for all chunks: numbers of chunks come round.
+    fn settle_policies(&mut self) {
+        self.look_at_policies();
+        for (number, entry) in self.membership.running() {
+            let policy = entry.policy;
+            if policy.from().is_none() {
+                continue;
+            }
+            let progress =
+                self.tables.lock().unwrap_or_else(PoisonError::into_inner).progress(number, &entry);
+            let is_over = progress.is_ok_and(|progress| policy.is_over(Seq(progress.min_ack)));
+            if is_over && self.replace_policy(number, policy, policy.when_over()) {
+                self.membership.note_policy(number, policy.when_over());
+            }
+        }
     }
 
     /// Ends waits with an answer.

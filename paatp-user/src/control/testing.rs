@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use paatp_common::job::JobEntry;
+use paatp_common::policy::Policy;
 use paatp_common::progress::RankRecord;
 use serde_json::Value;
 use tokio::net::TcpListener;
@@ -35,6 +36,7 @@ pub(crate) struct Memory {
     pub(crate) gains: Vec<(u16, Vec<i8>)>,
     pub(crate) records: Option<Vec<RankRecord>>,
     pub(crate) progress: Option<Vec<RankProgress>>,
+    pub(crate) policies: std::collections::BTreeMap<u16, Policy>,
     pub(crate) fail: bool,
     pub(crate) fail_writes: bool,
 }
@@ -49,7 +51,20 @@ impl Tables for Memory {
     fn install(&mut self, formation: &Formation) -> Result<(), EngineError> {
         self.check()?;
         self.installed.push(formation.clone());
+        self.policies.insert(formation.number, formation.entry.policy);
         Ok(())
+    }
+
+    fn policy(&self, number: u16) -> Policy {
+        self.policies.get(&number).copied().unwrap_or_default()
+    }
+
+    fn replace_policy(&mut self, number: u16, from: Policy, to: Policy) -> bool {
+        let is_same = Tables::policy(self, number) == from;
+        if is_same {
+            self.policies.insert(number, to);
+        }
+        is_same
     }
 
     fn write(&mut self, number: u16, entry: JobEntry) -> Result<(), EngineError> {

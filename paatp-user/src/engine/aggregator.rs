@@ -1,13 +1,15 @@
 //! The running engine: a loaded and attached program with its tables.
 
 use std::collections::BTreeMap;
+use std::os::fd::AsFd as _;
 
-use aya::maps::{Array, MapData, MapError, PerCpuArray};
+use aya::maps::{Array, Map, MapData, MapError, PerCpuArray};
 use aya::programs::Xdp;
 use aya::{Ebpf, EbpfError, EbpfLoader};
 use paatp_common::counter::Counters;
 use paatp_common::job::{JobEntry, Node, RankEntry};
 use paatp_common::limits::MAX_RANKS;
+use paatp_common::policy::Policy;
 use paatp_common::progress::{Progress, RankRecord};
 use paatp_common::seq::Seq;
 use paatp_common::slot::Slot;
@@ -21,6 +23,7 @@ use super::attach::{AttachedMode, Attachment};
 use super::capabilities::Capabilities;
 use super::error::{Context, EngineError, Step, error_number, explain, verifier_log};
 use super::interface::Interface;
+use super::jobs::JobTable;
 use super::netlink;
 use super::reader::Reader;
 
@@ -86,6 +89,7 @@ pub struct Aggregator {
     // Before `ebpf`: the program is taken off before its tables go.
     attachment: Attachment,
     ebpf: Ebpf,
+    jobs: JobTable,
     /// The ranks of each job, as they were written.
     members: BTreeMap<u16, Vec<RankEntry>>,
     interface: Interface,
@@ -116,8 +120,10 @@ impl Aggregator {
         table.set(0, Raw(node), 0).map_err(|source| table_error(map::NODE, source))?;
         let xdp = program(&mut ebpf, jobs.slot_size(), &context)?;
         let attachment = Attachment::new(xdp, interface.index, options.mode, &context)?;
+        let table = job_table(&ebpf)?;
+        let members = BTreeMap::new();
         let aggregator =
-            Aggregator { attachment, ebpf, members: BTreeMap::new(), interface, size: jobs.slot_size() };
+            Aggregator { attachment, ebpf, jobs: table, members, interface, size: jobs.slot_size() };
         aggregator.tell(jobs, over_v6);
         Ok(aggregator)
     }
@@ -176,13 +182,15 @@ impl Aggregator {
     /// If a table cannot be written.
     pub fn install(&mut self, formation: &Formation) -> Result<(), EngineError> {
         let number = u32::from(formation.number);
-        self.write_job(number, JobEntry { generation: 0, ..formation.entry })?;
+        self.jobs.write(formation.number, &JobEntry { generation: 0, ..formation.entry });
+        self.jobs.set_policy(formation.number, formation.entry.policy);
         let mut ranks: Array<_, Raw<RankEntry>> = array_mut(&mut self.ebpf, map::RANKS)?;
         for (index, rank) in (number * MAX_RANKS as u32..).zip(&formation.ranks) {
             ranks.set(index, Raw(*rank), 0).map_err(|source| table_error(map::RANKS, source))?;
         }
         self.members.insert(formation.number, formation.ranks.clone());
-        self.write_job(number, formation.entry)
+        self.jobs.write(formation.number, &formation.entry);
+        Ok(())
     }
 
     /// Stamps gains into the answers to a job's ranks. Only what changes is written: this is called every few
@@ -220,13 +228,20 @@ impl Aggregator {
         Ok(progress_of(words))
     }
 
-    /// Replaces the entry of a job.
-    ///
-    /// # Errors
-    /// If the table cannot be written.
-    pub fn write_job(&mut self, number: u32, entry: JobEntry) -> Result<(), EngineError> {
-        let mut jobs: Array<_, Raw<JobEntry>> = array_mut(&mut self.ebpf, map::JOBS)?;
-        jobs.set(number, Raw(entry), 0).map_err(|source| table_error(map::JOBS, source))
+    /// Replaces the entry of a job, but for its policy.
+    pub fn write_job(&mut self, number: u16, entry: &JobEntry) {
+        self.jobs.write(number, entry);
+    }
+
+    /// How a job's ranks wait for one another.
+    #[must_use]
+    pub fn policy(&self, number: u16) -> Policy {
+        self.jobs.policy(number)
+    }
+
+    /// Changes that, unless the data plane was faster.
+    pub fn replace_policy(&mut self, number: u16, from: Policy, to: Policy) -> bool {
+        self.jobs.replace_policy(number, from, to)
     }
 
     /// The counters, summed over all CPUs.
@@ -374,6 +389,11 @@ pub(super) fn table_error(map: &'static str, source: MapError) -> EngineError {
 
 pub(super) const fn no_map(name: &'static str) -> EngineError {
     EngineError::Incomplete { what: "map", name }
+}
+
+fn job_table(ebpf: &Ebpf) -> Result<JobTable, EngineError> {
+    let Some(Map::Array(table)) = ebpf.map(map::JOBS) else { return Err(no_map(map::JOBS)) };
+    JobTable::map(table.fd().as_fd()).map_err(|source| EngineError::Map { map: map::JOBS, source })
 }
 
 fn array<'a, V: aya::Pod>(ebpf: &'a Ebpf, name: &'static str) -> Result<Array<&'a MapData, V>, EngineError> {

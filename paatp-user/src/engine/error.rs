@@ -69,6 +69,17 @@ pub enum EngineError {
         #[source]
         source: io::Error,
     },
+    /// A table cannot be mapped.
+    #[error(
+        "cannot map the table {map}: {source}; a kernel from 5.18 on can, if nothing forbids shared mappings of BPF maps (SELinux, seccomp)"
+    )]
+    Map {
+        /// Its name.
+        map: &'static str,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
     /// The interface disappeared while it was served.
     #[error(
         "interface `{0}` is gone: it was deleted, renamed or moved to another network namespace; start paatp again where it is"

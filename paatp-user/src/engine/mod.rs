@@ -5,6 +5,7 @@ mod attach;
 mod capabilities;
 mod error;
 mod interface;
+mod jobs;
 pub(crate) mod netlink;
 mod reader;
 
