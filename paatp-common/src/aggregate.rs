@@ -9,6 +9,7 @@ use crate::job::{Address, JobEntry, RankEntry};
 use crate::limits::{LANES_PER_BLOCK, MAX_JOBS, MAX_RANKS};
 use crate::mind::barrier;
 use crate::policy::Policy;
+use crate::pool::{self, Pool, Quarry, Search};
 use crate::progress::{Members, Progress};
 use crate::seq::Seq;
 use crate::slot::{self, Begin, Contribution, Decision, Lanes, Rules, Slot};
@@ -51,6 +52,14 @@ pub trait Machine {
     fn lock(&mut self, slot: Self::SlotRef) -> bool;
     /// Gives the lock back.
     fn unlock(&mut self, slot: Self::SlotRef);
+    /// The slots that jobs share.
+    fn pool(&self) -> Pool;
+    /// Carries a search out ([`Search::visit`] for each of its turns), in whatever way the machine loops.
+    fn search(&mut self, search: Search) -> Search;
+    /// Takes the lock of the chunks whose home a slot is; false where it stays taken. Never while a slot's lock is held.
+    fn lock_home(&mut self, slot: Self::SlotRef) -> bool;
+    /// Gives that lock back.
+    fn unlock_home(&mut self, slot: Self::SlotRef);
     /// Counts by [`Refusal::counter`] or [`Event::counter`].
     fn count(&mut self, counter: u32);
     /// The same number. The kernel's verifier must not know that: it walks what follows once for each value that it
@@ -151,7 +160,7 @@ impl Fate {
     #[inline(always)]
     const fn refused(refusal: Refusal) -> Fate {
         let status = match refusal {
-            Refusal::Ahead => Status::Busy,
+            Refusal::Ahead | Refusal::Crowded => Status::Busy,
             Refusal::Behind => Status::Stale,
             Refusal::OldAttempt | Refusal::FarAttempt => Status::OldAttempt,
             Refusal::OldGeneration => Status::Rejoin,
@@ -313,7 +322,7 @@ fn record<M: Machine>(machine: &mut M, who: &Admitted<M::JobRef>, is_pull: bool)
     let (members, slots) = (Members { generation, ..members(job) }, job.slots);
     let moved = progress.record(generation, who.rank as usize, ack, contributed, slots);
     let ahead = seq.since(progress.acks.floor(generation)) >= slots;
-    if moved | is_pull | ahead {
+    if moved | is_pull | ahead | job.is_shared() {
         machine.recompute(who.job, members);
     }
     machine.progress(who.job).acks.floor(generation)
@@ -342,10 +351,13 @@ fn receive<M: Machine>(
         }
         return Ok(Received { fate: Fate::refused(refusal), attempt: 0, bits: 0 });
     }
-    let slot = machine.slot(slot_index(job, seq)).ok_or(Refusal::UnknownJob)?;
-    if !machine.lock(slot) {
-        return Err(Refusal::LockBusy);
-    }
+    let slot = match enter(machine, who, seq, min_ack) {
+        Ok(slot) => slot,
+        Err(refusal @ (Refusal::Crowded | Refusal::Behind)) => {
+            return Ok(Received { fate: Fate::refused(refusal), attempt: 0, bits: 0 });
+        }
+        Err(refusal) => return Err(refusal),
+    };
     let rules = machine.rules(who.job);
     let fate = contribute(machine, rules, who, slot, salt);
     let fate = Fate(machine.forget(fate.0));
@@ -366,6 +378,102 @@ fn receive<M: Machine>(
         track_redo(machine, who.job, generation, Redo { seq, attempt }, complete);
     }
     Ok(Received { fate, attempt, bits })
+}
+
+/// The chunk's slot, locked: its place in the ring, or one of the pool that is or becomes its own.
+#[inline(always)]
+fn enter<M: Machine>(
+    machine: &mut M,
+    who: &Admitted<M::JobRef>,
+    seq: Seq,
+    min_ack: Seq,
+) -> Result<M::SlotRef, Refusal> {
+    let job = machine.job(who.job);
+    if job.is_shared() {
+        return claim(machine, who, seq, min_ack);
+    }
+    let slot = machine.slot(slot_index(job, seq)).ok_or(Refusal::UnknownJob)?;
+    if machine.lock(slot) { Ok(slot) } else { Err(Refusal::LockBusy) }
+}
+
+/// Where to look for a chunk of a job that shares the pool.
+#[inline(always)]
+fn search<M: Machine>(machine: &mut M, who: &Admitted<M::JobRef>, seq: Seq) -> Search {
+    let header = machine.header();
+    let (job, generation) = (header.job(), header.generation());
+    let own = machine.job(who.job).first_slot;
+    Search::new(machine.pool(), Quarry { job, generation, seq, own })
+}
+
+/// Finds the chunk's slot in the pool or claims one, and returns it locked. Both under the lock of the chunk's home: two
+/// CPUs would otherwise give the chunk a slot each (protocol-rules F18).
+#[inline(always)]
+fn claim<M: Machine>(
+    machine: &mut M,
+    who: &Admitted<M::JobRef>,
+    seq: Seq,
+    min_ack: Seq,
+) -> Result<M::SlotRef, Refusal> {
+    let k = machine.job(who.job).k;
+    let search = search(machine, who, seq).claiming(k, seq == min_ack);
+    let home = machine.slot(search.home()).ok_or(Refusal::UnknownJob)?;
+    if !machine.lock_home(home) {
+        return Err(Refusal::LockBusy);
+    }
+    let outcome = match machine.search(search).outcome() {
+        Some(index) => occupy(machine, who, seq, index),
+        None => Err(Refusal::Crowded),
+    };
+    machine.unlock_home(home);
+    if matches!(outcome, Err(Refusal::Crowded)) {
+        let generation = machine.header().generation();
+        machine.progress(who.job).note_crowded(generation);
+    }
+    outcome
+}
+
+/// Locks the slot that a search found and looks again: what was seen without its lock may have changed. A slot that is
+/// still free becomes the chunk's.
+#[inline(always)]
+fn occupy<M: Machine>(
+    machine: &mut M,
+    who: &Admitted<M::JobRef>,
+    seq: Seq,
+    index: u32,
+) -> Result<M::SlotRef, Refusal> {
+    let slot = machine.slot(index).ok_or(Refusal::UnknownJob)?;
+    if !machine.lock(slot) {
+        return Err(Refusal::LockBusy);
+    }
+    let (number, generation) = (machine.header().job(), machine.header().generation());
+    let state = machine.state(slot);
+    let owner = state.job();
+    if state.holds(generation, seq) && owner == number {
+        return Ok(slot);
+    }
+    let refusal = if seq.is_before(machine.progress(who.job).acks.floor(generation)) {
+        // Everybody has let go of the chunk meanwhile: it gets no new slot.
+        Refusal::Behind
+    } else if !is_over(machine, slot, owner) {
+        // Another chunk, with another home, was faster.
+        Refusal::Crowded
+    } else {
+        // If the generation is over (protocol-rules F11) the slot stays free, and the decision refuses what comes.
+        if machine.rules(who.job).generation == generation {
+            machine.state(slot).claim(number, generation, seq);
+        }
+        return Ok(slot);
+    };
+    machine.unlock(slot);
+    Err(refusal)
+}
+
+/// What a slot of the pool holds is over; see [`pool::is_over`]. `owner` is the job it names.
+#[inline(always)]
+fn is_over<M: Machine>(machine: &mut M, slot: M::SlotRef, owner: u16) -> bool {
+    let Some(job) = machine.find(owner) else { return true };
+    let state = *machine.state(slot);
+    pool::is_over(&state, machine.job(job), machine.progress(job))
 }
 
 /// A [`Decision`] as one number, which [`Machine::forget`] takes: the fate of a contribution that is not taken, or with
@@ -607,7 +715,14 @@ fn look_up<M: Machine>(
     generation: u32,
     want: Seq,
 ) -> Option<M::SlotRef> {
-    let slot = machine.slot(slot_index(machine.job(who.job), want))?;
+    let job = machine.job(who.job);
+    let index = if job.is_shared() {
+        let search = search(machine, who, want);
+        machine.search(search).outcome()?
+    } else {
+        slot_index(job, want)
+    };
+    let slot = machine.slot(machine.forget(u64::from(index)) as u32)?;
     let state = machine.state(slot);
     if !state.holds(generation, want) {
         return None;

@@ -62,6 +62,7 @@ counters! {
         Conflict = "conflict": "A partial sum overlaps with contributions that the slot already holds.",
         BadTag = "bad_tag": "The payload failed its checksum; it was not added, or the addition was undone.",
         LockBusy = "lock_busy": "The slot stayed locked for too long; the packet was dropped for its sender to repeat.",
+        Crowded = "crowded": "The pool has no free slot at the places that the chunk may take (BUSY).",
     }
 }
 

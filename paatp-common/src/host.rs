@@ -7,6 +7,7 @@ use crate::job::{Address, JobEntry, RankEntry};
 use crate::lanes::{self, SlotBlock, WireBlock};
 use crate::limits::{BLOCK_BYTES, MAX_RANKS};
 use crate::policy::Policy;
+use crate::pool::{self, Pool, Search, TURNS};
 use crate::progress::{Members, Progress};
 use crate::slot::{Rules, Slot};
 use crate::tag::Tag;
@@ -21,6 +22,8 @@ pub struct Host<'a> {
     pub ranks: &'a [RankEntry],
     /// One entry a job.
     pub progress: &'a [Progress],
+    /// The part of the slots that jobs share.
+    pub pool: Pool,
     /// Slot headers.
     pub slots: &'a mut [Slot],
     /// `blocks_per_slot` blocks a slot.
@@ -128,6 +131,23 @@ impl Machine for HostMachine<'_, '_> {
         (index < self.host.slots.len()).then_some(index)
     }
 
+    fn pool(&self) -> Pool {
+        self.host.pool
+    }
+
+    fn search(&mut self, mut search: Search) -> Search {
+        for turn in 0..u64::from(TURNS) {
+            let Some(slot) = self.host.slots.get(search.index(turn) as usize) else { break };
+            let owner = usize::from(slot.job());
+            let (jobs, progress) = (self.host.jobs.get(owner), self.host.progress.get(owner));
+            let is_over = jobs.zip(progress).is_none_or(|(job, progress)| pool::is_over(slot, job, progress));
+            if search.visit(turn, slot, is_over) {
+                break;
+            }
+        }
+        search
+    }
+
     fn state(&mut self, slot: usize) -> &mut Slot {
         &mut self.host.slots[slot]
     }
@@ -137,6 +157,12 @@ impl Machine for HostMachine<'_, '_> {
     }
 
     fn unlock(&mut self, _: usize) {}
+
+    fn lock_home(&mut self, _: usize) -> bool {
+        true
+    }
+
+    fn unlock_home(&mut self, _: usize) {}
 
     fn count(&mut self, counter: u32) {
         self.host.counters.count(counter);

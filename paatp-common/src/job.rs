@@ -5,6 +5,7 @@ use bytemuck::{Pod, Zeroable};
 use crate::limits::MAX_LOCAL_ADDRESSES;
 use crate::policy::Policy;
 pub use crate::policy::QUORUM_ALL;
+use crate::pool::Pool;
 use crate::slot::Rules;
 
 /// An IPv6 address, or an IPv4 address mapped into it, in network order.
@@ -30,9 +31,11 @@ pub struct Node {
     pub port_count: u16,
     /// Must stay zero: the kernel makes its verifier forget numbers with it ([`crate::aggregate::Machine::forget`]).
     pub reserved: u32,
+    /// The slots that jobs share.
+    pub pool: Pool,
 }
 
-const _: () = assert!(size_of::<Node>() == 72);
+const _: () = assert!(size_of::<Node>() == 80);
 
 /// One job. The control plane writes it, `generation` last; the data plane only reads, but for
 /// [`JobEntry::policy`].
@@ -43,9 +46,10 @@ pub struct JobEntry {
     pub expected: u64,
     /// Random incarnation of the membership; 0 means that the entry is unused.
     pub generation: u32,
-    /// The job's first slot in the node's slot table.
+    /// The job's first slot in the node's slot table; its only one, if it shares the pool.
     pub first_slot: u32,
-    /// Slots in the ring. A power of two, so that `seq mod slots` survives the wrap of seq.
+    /// Slots in the ring. A power of two, so that `seq mod slots` survives the wrap of seq. Of a job that shares the
+    /// pool: how far a chunk may be ahead of min_ack, all the same.
     pub slots: u32,
     /// Most lanes in a chunk.
     pub lanes: u16,
@@ -55,8 +59,8 @@ pub struct JobEntry {
     pub world: u8,
     /// Zero.
     pub unused: [u8; 2],
-    /// Zero.
-    pub reserved: u8,
+    /// k: places in the pool that a chunk may claim a slot at, up to [`crate::pool::K_MAX`]. 0: the job has a ring.
+    pub k: u8,
     /// Asynchronous window stamped into answers, in chunks: how far ahead of the slowest rank the loader lets ranks run.
     /// 0 lets them run as far as `window`.
     pub granted: u16,
@@ -69,6 +73,13 @@ pub struct JobEntry {
 const _: () = assert!(size_of::<JobEntry>() == 40);
 
 impl JobEntry {
+    /// Its chunks are in the node's pool.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_shared(&self) -> bool {
+        self.k != 0
+    }
+
     /// The rules for slots.
     #[inline(always)]
     #[must_use]

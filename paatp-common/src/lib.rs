@@ -22,6 +22,7 @@ pub mod lanes;
 pub mod limits;
 pub mod mind;
 pub mod policy;
+pub mod pool;
 pub mod progress;
 pub mod seq;
 pub mod slot;

@@ -271,7 +271,7 @@ pub struct Progress {
     highest: Word,
     redo: Word,
     redo_attempt: Word,
-    reserved: [Word; 1],
+    crowded: Word,
     ranks: [Reached; MAX_RANKS],
 }
 
@@ -285,7 +285,7 @@ impl Default for Progress {
             highest: Word::default(),
             redo: Word::default(),
             redo_attempt: Word::default(),
-            reserved: Default::default(),
+            crowded: Word::default(),
             ranks: core::array::from_fn(|_| Reached::default()),
         }
     }
@@ -315,6 +315,18 @@ impl Progress {
     #[inline(always)]
     pub fn note_busy(&self, generation: u32, rank: usize) {
         pick(&self.ranks, rank).busy.count(generation);
+    }
+
+    /// Counts a contribution that found no slot in the pool.
+    #[inline(always)]
+    pub fn note_crowded(&self, generation: u32) {
+        self.crowded.count(generation);
+    }
+
+    /// Contributions of all ranks that found no slot in the pool; counts round. CPUs may lose counts to each other.
+    #[inline(always)]
+    pub fn crowded(&self, generation: u32) -> u32 {
+        self.crowded.get(generation)
     }
 
     /// The highest progress of any rank, p_max.

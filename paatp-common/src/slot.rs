@@ -7,8 +7,8 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::counter::Refusal;
-use crate::limits::MAX_ATTEMPTS;
-use crate::mind::barrier;
+use crate::limits::{MAX_ATTEMPTS, MAX_JOBS};
+use crate::mind::{barrier, opaque};
 use crate::policy::{Mode, Policy, QUORUM_ALL, Told};
 use crate::seq::Seq;
 use crate::wire::{Chunk, Operation};
@@ -21,6 +21,8 @@ mod state {
     pub const COMPLETE: u8 = 1 << 1;
     /// A contributor's gradient was not finite.
     pub const NON_FINITE: u8 = 1 << 2;
+    /// Claimed for a chunk that nothing has been decided of yet: named, but as good as another chunk's.
+    pub const CLAIMED: u8 = 1 << 3;
 }
 
 /// What a slot knows besides its lanes: one cache line before them.
@@ -53,10 +55,15 @@ pub struct Slot {
     pub epoch: u8,
     culprit: u8,
     told: u8,
-    reserved: [u8; 10],
+    /// Number of the job that claimed it, if it is one of the pool.
+    job: u8,
+    reserved: [u8; 1],
+    /// 1 while a CPU looks for the slot of a chunk whose home this is ([`crate::pool`]). Taken before the lock of any
+    /// slot, never after.
+    pub home_lock: u64,
 }
 
-const _: () = assert!(size_of::<Slot>() == 64);
+const _: () = assert!(size_of::<Slot>() == 64 && MAX_JOBS <= 256);
 
 // SAFETY: one u32 in a transparent-like newtype; every bit pattern is a Seq.
 unsafe impl Zeroable for Seq {}
@@ -164,7 +171,7 @@ pub fn decide(slot: &Slot, rules: Rules, c: &Contribution) -> Decision {
     if slot.generation == c.generation && c.seq.is_before(slot.seq) {
         return Decision::Refuse(Refusal::Behind);
     }
-    let same = slot.holds(c.generation, c.seq);
+    let same = slot.holds(c.generation, c.seq) && slot.state & state::CLAIMED == 0;
     let attempt = if same { slot.attempt } else { 0 };
     if c.attempt < attempt {
         return Decision::Refuse(Refusal::OldAttempt);
@@ -230,6 +237,13 @@ impl Slot {
     #[must_use]
     pub const fn holds(&self, generation: u32, seq: Seq) -> bool {
         self.generation == generation && self.seq.0 == seq.0
+    }
+
+    /// Number of the job that claimed it, for slots of the pool.
+    #[inline(always)]
+    #[must_use]
+    pub const fn job(&self) -> u16 {
+        self.job as u16
     }
 
     /// The result stands.
@@ -311,6 +325,22 @@ impl Slot {
         self.attempt = c.attempt;
         self.bits = 0;
         self.contributors = 0;
+    }
+
+    /// Takes a slot of the pool whose chunk is over for another one, of which nothing is decided yet.
+    #[inline(always)]
+    pub fn claim(&mut self, job: u16, generation: u32, seq: Seq) {
+        // As in `begin`: first, whatever is read without the lock must not find the new name on a result.
+        self.state = state::CLAIMED;
+        barrier();
+        // Opaque, or LLVM would clear both with a `memset`, which adds variables to pointers.
+        self.bits = opaque(0);
+        self.frozen = 0;
+        self.contributors = 0;
+        self.attempt = 0;
+        self.job = job as u8;
+        self.generation = generation;
+        self.seq = seq;
     }
 
     /// The contribution is in: `tag` is what it adds to the slot's tag.

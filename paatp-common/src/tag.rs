@@ -54,7 +54,7 @@ pub const fn salt(key: u64, seq: Seq, chunk: Chunk) -> u64 {
 
 /// A bijection that spreads every input bit (two rounds of the finalizer of MurmurHash3, public domain).
 #[inline(always)]
-const fn mix(x: u64) -> u64 {
+pub(crate) const fn mix(x: u64) -> u64 {
     let x = (x ^ (x >> 33)).wrapping_mul(0xFF51_AFD7_ED55_8CCD);
     let x = (x ^ (x >> 33)).wrapping_mul(0xC4CE_B9FE_1A85_EC53);
     x ^ (x >> 33)

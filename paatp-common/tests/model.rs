@@ -10,12 +10,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use paatp_common::counter::{Counters, Event};
 use paatp_common::policy::Mode;
+use paatp_common::pool::{K_MAX, Pool, Quarry, Search};
 use paatp_common::wire::{Answer, Body, Chunk, ElementType, Header, Kind, Operation, Request, Status};
 use paatp_common::{Refusal, Seq};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
-use reference::{Packet, Reference};
+use reference::{Packet, Reference, Shared};
 use support::node::OwnedNode;
 use support::requests::{TestJob, lanes_of, payload_of};
 
@@ -42,6 +43,10 @@ enum Step {
     Restart,
     /// Another quorum is asked for.
     Flip { quorum: u8 },
+    /// The other job contributes to a chunk that is so far ahead of its oldest, whose result it has or has not.
+    Neighbour { ahead: u8, has_it: bool },
+    /// So many places of the pool may be claimed from now on.
+    Tune { k: u8 },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -58,6 +63,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => rank.prop_map(|rank| Step::Shrink { rank }),
         1 => Just(Step::Restart),
         3 => (0..=3u8).prop_map(|quorum| Step::Flip { quorum }),
+        12 => (0..9u8, rare(50)).prop_map(|(ahead, has_it)| Step::Neighbour { ahead, has_it }),
+        1 => (1..=K_MAX).prop_map(|k| Step::Tune { k }),
     ]
 }
 
@@ -94,15 +101,45 @@ struct World {
     delivered: BTreeMap<u64, (BTreeSet<u8>, Vec<u32>)>,
     /// Lies were told of acknowledgements: slots may be reused before everybody is served.
     is_lied_to: bool,
+    /// A job of one rank that shares the pool.
+    neighbour: Option<(TestJob, Reference)>,
+}
+
+/// The places of a chunk, in their order.
+fn places(pool: Pool, quarry: Quarry) -> Vec<u64> {
+    let search = Search::new(pool, quarry);
+    (0..u64::from(K_MAX)).map(|turn| u64::from(search.index(turn))).collect()
+}
+
+fn share(job: &TestJob, pool: Pool, model: &mut Reference) {
+    let quarry = Quarry { job: job.number, generation: 0, seq: Seq(0), own: job.first_slot };
+    let k = usize::from(job.k);
+    model.shared = Some(Shared { k, places, pool, job: quarry, taken: BTreeSet::new() });
 }
 
 impl World {
-    fn new(world: u8, quorum: u8, slots: u32, start: u32) -> World {
-        let job = TestJob { quorum, ..TestJob::new(world, slots, LANES) };
-        let mut node = OwnedNode::of(&job);
+    fn new(Shape { world, quorum, slots, start, pool, k }: Shape) -> World {
+        let job = TestJob { quorum, k, ..TestJob::new(world, slots, LANES) };
+        let mut node = OwnedNode::new(2, (slots.max(2) + pool) as usize, usize::from(LANES) / 32);
+        node.node.pool = Pool { first: 2, slots: pool };
+        node.install(&job);
         node.start_at(&job, Seq(start));
-        let model =
+        let mut model =
             Reference::new(job.generation, world, (quorum > 0).then_some(quorum.into()), slots, Seq(start));
+        let neighbour = (k > 0).then(|| {
+            let other = TestJob {
+                number: 1,
+                generation: 0x00BE_AD00,
+                first_slot: 1,
+                k: 4,
+                ..TestJob::new(1, 8, LANES)
+            };
+            node.install(&other);
+            let mut theirs = Reference::new(other.generation, 1, None, 8, Seq(0));
+            share(&other, node.node.pool, &mut theirs);
+            share(&job, node.node.pool, &mut model);
+            (other, theirs)
+        });
         let workers = vec![Worker::default(); world as usize];
         World {
             job,
@@ -112,6 +149,7 @@ impl World {
             history: Vec::new(),
             delivered: BTreeMap::new(),
             is_lied_to: false,
+            neighbour,
         }
     }
 
@@ -171,7 +209,13 @@ impl World {
         if packet.damaged {
             *datagram.last_mut().unwrap() ^= 0x40;
         }
+        if let (Some((_, neighbour)), Some(shared)) = (&self.neighbour, &mut self.model.shared) {
+            shared.taken = neighbour.occupied();
+        }
         let expected = self.model.request(packet);
+        if let Some((_, neighbour)) = &mut self.neighbour {
+            neighbour.held.retain(|place, _| !self.model.held.contains_key(place));
+        }
         self.node.datagram(&mut datagram, self.job.address(packet.rank), false).unwrap();
         let answer = Answer::decode(Header::of(&datagram).unwrap()).unwrap();
         let payload = payload_of(&datagram);
@@ -187,6 +231,39 @@ impl World {
         };
         self.compare_slots();
         reply
+    }
+
+    /// The other job contributes, and its only rank is told of the result at once.
+    fn neighbour(&mut self, ahead: u8, has_it: bool) {
+        let Some((job, model)) = &mut self.neighbour else { return };
+        if let Some(shared) = &mut model.shared {
+            shared.taken = self.model.occupied();
+        }
+        let oldest = model.min_ack();
+        let (seq, ack) = (Seq(oldest as u32).plus(ahead.into()), Seq(oldest as u32).plus(has_it.into()));
+        let payload = lanes_of(1, 0, seq, LANES);
+        let chunk = Chunk::new(Operation::Sum, ElementType::F32, LANES, -3);
+        let packet = Packet {
+            rank: 0,
+            generation: job.generation,
+            pull: false,
+            seq,
+            want: seq,
+            ack,
+            progress: ack,
+            attempt: 0,
+            chunk,
+            next_exponent: 0,
+            payload: payload.clone(),
+            damaged: false,
+        };
+        let expected = model.request(&packet).expect("a member");
+        self.model.held.retain(|place, _| !model.held.contains_key(place));
+        let request = Request { ack, progress: ack, ..job.data(0, seq, chunk) };
+        let reply = self.node.ask(job, &request, &payload).expect("an answer");
+        assert_eq!(reply.answer.status, expected.status, "{packet:?}");
+        assert_eq!(reply.payload, expected.result.map_or(Vec::new(), |result| result.lanes), "{packet:?}");
+        self.compare_slots();
     }
 
     fn compare(&mut self, packet: &Packet, expected: &reference::Expected, answer: &Answer, payload: &[u32]) {
@@ -239,9 +316,12 @@ impl World {
         for (place, (position, chunk)) in &self.model.held {
             let slot = &self.node.slots[*place as usize];
             assert!(slot.holds(self.job.generation, self.wire(*position)));
+            let namesakes = self.node.slots.iter().filter(|s| s.holds(slot.generation, slot.seq));
+            assert_eq!(namesakes.count(), 1, "two slots for one chunk");
+            assert_eq!((slot.lock, slot.home_lock), (0, 0));
             let bits = chunk.contributions.keys().fold(0, |bits, rank| bits | 1u64 << rank);
             assert_eq!((slot.bits, slot.is_complete()), (bits, chunk.complete));
-            assert_eq!(u64::from(slot.epoch), (chunk.epoch + 5) % 128);
+            assert!(chunk.blank || u64::from(slot.epoch) == (chunk.epoch + 5) % 128);
             if !chunk.contributions.is_empty() {
                 assert_eq!(usize::from(slot.quorum()), chunk.quorum.unwrap_or(0));
             }
@@ -340,6 +420,13 @@ impl World {
                     self.send(&packet);
                 }
             }
+            Step::Neighbour { ahead, has_it } => self.neighbour(ahead, has_it),
+            Step::Tune { k } => {
+                if let Some(shared) = &mut self.model.shared {
+                    shared.k = k.into();
+                    (self.job.k, self.node.jobs[0].k) = (k, k);
+                }
+            }
             Step::Shrink { rank } => self.shrink(rank % world),
             Step::Flip { quorum } => self.flip(quorum.min(world)),
             Step::Restart => {
@@ -411,8 +498,9 @@ impl World {
 }
 
 /// Refusals that an admitted contribution may meet here.
-const FATES: [Refusal; 9] = [
+const FATES: [Refusal; 10] = [
     Refusal::Ahead,
+    Refusal::Crowded,
     Refusal::Behind,
     Refusal::OldAttempt,
     Refusal::FarAttempt,
@@ -432,8 +520,8 @@ fn assert_counters_add_up(counters: &Counters, damaged_besides: u64) {
     assert_eq!(sum, counters.noted(Event::Requests) + damaged_besides);
 }
 
-fn play(world: u8, quorum: u8, slots: u32, start: u32, steps: &[Step]) -> Counters {
-    let mut played = World::new(world, quorum, slots, start);
+fn play(shape: Shape, steps: &[Step]) -> Counters {
+    let mut played = World::new(shape);
     for step in steps {
         played.take(step);
     }
@@ -441,14 +529,30 @@ fn play(world: u8, quorum: u8, slots: u32, start: u32, steps: &[Step]) -> Counte
         played.drain();
     }
     let counters = played.node.counters;
-    assert_eq!(counters, played.model.counters);
+    let mut right = played.model.counters;
+    if let Some((_, neighbour)) = &played.neighbour {
+        right.absorb(&neighbour.counters);
+    }
+    assert_eq!(counters, right);
     let damaged_besides = counters.refused(Refusal::BadTag) - played.model.damaged_instead;
     assert_counters_add_up(&counters, damaged_besides);
     counters
 }
 
-/// Ranks, quorum, slots, start and steps.
-fn scene() -> impl Strategy<Value = (u8, u8, u32, u32, Vec<Step>)> {
+/// A job, and the memory it has.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    world: u8,
+    quorum: u8,
+    slots: u32,
+    start: u32,
+    /// Slots of the pool, and the places in it that a chunk may take at first; 0 with a ring.
+    pool: u32,
+    k: u8,
+}
+
+/// A shape and what happens.
+fn scene() -> impl Strategy<Value = (Shape, Vec<Step>)> {
     let start = prop_oneof![
         Just(0u32),
         Just(u32::MAX),
@@ -456,15 +560,22 @@ fn scene() -> impl Strategy<Value = (u8, u8, u32, u32, Vec<Step>)> {
         any::<u32>()
     ];
     let slots = prop_oneof![Just(1u32), Just(2), Just(4), Just(8)];
-    (1..=4u8, 0..=3u8, slots, start, prop::collection::vec(step(), 1..150))
+    let ring = (Just(0u32), Just(0u8)).boxed();
+    let pool = (prop_oneof![Just(1u32), Just(2), Just(4), Just(8), Just(16)], 1..=K_MAX).boxed();
+    let memory = prop_oneof![ring, pool];
+    (1..=4u8, 0..=3u8, slots, start, memory, prop::collection::vec(step(), 1..150)).prop_map(
+        |(world, quorum, slots, start, (pool, k), steps)| {
+            (Shape { world, quorum: quorum.min(world), slots, start, pool, k }, steps)
+        },
+    )
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn agrees_with_the_reference((world, quorum, slots, start, steps) in scene()) {
-        play(world, quorum.min(world), slots, start, &steps);
+    fn agrees_with_the_reference((shape, steps) in scene()) {
+        play(shape, &steps);
     }
 }
 
@@ -474,8 +585,8 @@ fn the_traffic_reaches_every_fate() {
     let mut runner = TestRunner::deterministic();
     let mut total = Counters::default();
     for _ in 0..500 {
-        let (world, quorum, slots, start, steps) = scene().new_tree(&mut runner).unwrap().current();
-        total.absorb(&play(world, quorum.min(world), slots, start, &steps));
+        let (shape, steps) = scene().new_tree(&mut runner).unwrap().current();
+        total.absorb(&play(shape, &steps));
     }
     let unused = [Event::Passed, Event::EcnMarks, Event::NonFinite];
     for event in Event::ALL.iter().filter(|event| !unused.contains(event)) {

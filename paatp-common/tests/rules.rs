@@ -192,6 +192,145 @@ fn f10_a_duplicate_completes_what_shrinking_has_made_whole() {
     assert_eq!(bench.contribute(0, 0).payload, bench.sum(&[0, 1], 0));
 }
 
+/// Position 0 was taken when the first rank came, and is free when the second does.
+#[test]
+fn f18_a_chunk_is_found_behind_a_place_that_became_free() {
+    let mut bench = Bench::sharing(2, 8, 8);
+    let places = bench.places(3);
+    bench.occupy(places[0]);
+    bench.contribute(0, 3);
+    assert_eq!(bench.holding(3), [places[1]]);
+    bench.node.jobs[1].generation = 0; // the other job is deleted
+    let reply = bench.contribute(1, 3);
+    assert_eq!((bench.holding(3), reply.payload), (vec![places[1]], bench.sum(&[0, 1], 3)));
+}
+
+#[test]
+fn f18_lowering_k_hides_no_slot() {
+    let mut bench = Bench::sharing(2, 8, 8);
+    let places = bench.places(3);
+    (0..5).for_each(|place| bench.occupy(places[place]));
+    bench.contribute(0, 3);
+    assert_eq!(bench.holding(3), [places[5]]);
+    bench.node.jobs[0].k = 1;
+    assert_eq!(bench.pull(1, 3, 0).answer.status, Status::NotYet);
+    let reply = bench.contribute(1, 3);
+    assert_eq!((bench.holding(3), reply.payload), (vec![places[5]], bench.sum(&[0, 1], 3)));
+    assert_eq!(bench.pull(0, 3, 0).payload, bench.sum(&[0, 1], 3));
+}
+
+#[test]
+fn f18_only_the_first_k_places_are_claimed() {
+    for k in 1..=8 {
+        let mut bench = Bench::sharing(1, 16, k);
+        let places = bench.places(3);
+        places[..usize::from(k)].iter().for_each(|place| bench.occupy(*place));
+        let busy = bench.send(Request { want: Seq(9), ..bench.data(0, 3) });
+        assert_eq!((busy.answer.status, bench.refused(Refusal::Crowded)), (Status::Busy, 1), "{k}");
+        assert_eq!((bench.holding(3), bench.node.progress[0].crowded(bench.job.generation)), (vec![], 1));
+        bench.node.slots[places[usize::from(k) - 1] as usize].generation = 0;
+        bench.contribute(0, 3);
+        assert_eq!(bench.holding(3), [places[usize::from(k) - 1]]);
+    }
+}
+
+/// An old duplicate must not open a slot for what everybody has.
+#[test]
+fn f18_a_chunk_that_everybody_has_gets_no_slot() {
+    let mut bench = Bench::sharing(2, 8, 8);
+    for rank in 0..2 {
+        bench.contribute(rank, 0);
+    }
+    (0..2).for_each(|rank| drop(bench.pull(rank, 1, 1)));
+    let slot = bench.holding(0)[0];
+    bench.node.slots[slot as usize].generation = 0;
+    assert_eq!(bench.contribute(0, 0).answer.status, Status::Stale);
+    assert_eq!(bench.holding(0), []);
+}
+
+/// A result stays until every rank has it; then its slot is anybody's.
+#[test]
+fn f18_a_slot_is_free_when_every_rank_has_its_result() {
+    let mut bench = Bench::sharing(2, 1, 1);
+    bench.contribute(0, 0);
+    bench.contribute(1, 0);
+    assert_eq!(bench.holding(0), [1]);
+    let next = |bench: &Bench, rank, ack| Request { ack: Seq(ack), want: Seq(5), ..bench.data(rank, 2) };
+    let status = |bench: &mut Bench, request| bench.send(request).answer.status;
+    let request = next(&bench, 0, 1);
+    assert_eq!(status(&mut bench, request), Status::Busy, "rank 1 may not have it yet");
+    assert_eq!(bench.pull(1, 0, 0).payload, bench.sum(&[0, 1], 0));
+    let request = next(&bench, 1, 1);
+    assert_eq!(status(&mut bench, request), Status::Ok);
+    assert_eq!((bench.holding(0), bench.holding(2)), (vec![], vec![1]));
+}
+
+/// Chunk 0 was lost and chunk 1 has the pool's last slot: the slot of its own takes chunk 0, and no other.
+#[test]
+fn f19_the_chunk_that_everybody_waits_for_has_a_slot() {
+    let mut bench = Bench::sharing(2, 1, 8);
+    bench.contribute(1, 1);
+    assert_eq!(bench.holding(1), [1]);
+    let busy = bench.send(Request { want: Seq(9), ..bench.data(1, 2) });
+    assert_eq!(busy.answer.status, Status::Busy);
+    bench.contribute(0, 0);
+    assert_eq!(bench.holding(0), [0], "its own");
+    let reply = bench.contribute(1, 0);
+    assert_eq!(reply.payload, bench.sum(&[0, 1], 0));
+    assert_eq!(bench.pull(0, 0, 0).payload, bench.sum(&[0, 1], 0), "look-ups find it there");
+    // Once everybody has chunk 0 its slot is free again, for the next that everybody waits for.
+    let data = |bench: &Bench, rank, seq, ack| Request { ack: Seq(ack), ..bench.data(rank, seq) };
+    let requests = [data(&bench, 1, 1, 1), data(&bench, 0, 1, 1)];
+    let replies = requests.map(|request| bench.send(request));
+    assert_eq!(replies[1].payload, bench.sum(&[0, 1], 1));
+    bench.occupy(1);
+    let lowest = [data(&bench, 0, 2, 2), data(&bench, 1, 2, 2), data(&bench, 0, 2, 2)];
+    let replies = lowest.map(|request| bench.send(request));
+    assert_eq!((replies[2].payload.clone(), bench.holding(2)), (bench.sum(&[0, 1], 2), vec![0]));
+}
+
+#[test]
+fn f19_a_pool_that_others_fill_for_ever_stops_nobody() {
+    let mut bench = Bench::sharing(2, 4, 8);
+    (1..5).for_each(|slot| bench.occupy(slot));
+    for seq in 0..20 {
+        let data = |bench: &Bench, rank| Request { ack: Seq(seq), ..bench.data(rank, seq) };
+        for _ in 0..2 {
+            // Twice: the first round tells the acknowledgements.
+            let requests = [data(&bench, 0), data(&bench, 1)];
+            requests.into_iter().for_each(|request| drop(bench.send(request)));
+        }
+        assert_eq!((bench.pull(0, seq, seq).payload, bench.holding(seq)), (bench.sum(&[0, 1], seq), vec![0]));
+    }
+    assert!(bench.refused(Refusal::Crowded) > 0);
+}
+
+/// F11: a new generation, and a job that is gone, let go of all slots at once.
+#[test]
+fn f11_slots_of_a_generation_that_is_over_are_free() {
+    let mut bench = Bench::sharing(2, 4, 8);
+    [1, 2, 3, 4, 0].into_iter().for_each(|seq| drop(bench.contribute(0, seq)));
+    assert!((0..5).all(|seq| bench.holding(seq).len() == 1), "all slots are taken");
+    bench.job.generation += 1;
+    bench.node.install(&bench.job);
+    for seq in 0..4 {
+        bench.contribute(0, seq);
+        assert_eq!(bench.contribute(1, seq).payload, bench.sum(&[0, 1], seq));
+        assert!(bench.holding(seq).len() == 1 && bench.holding(seq) != [0], "in the pool");
+    }
+}
+
+/// Redos, F3 and all, in a slot of the pool.
+#[test]
+fn f3_a_redo_stays_in_the_slot_of_the_pool() {
+    let mut bench = Bench::sharing(2, 8, 8);
+    (0..2).for_each(|rank| drop(bench.contribute(rank, 4)));
+    let slot = bench.holding(4);
+    assert!(!has_result(&bench.redo(1, 4, 1)));
+    assert_eq!(bench.redo(0, 4, 1).payload, bench.sum(&[0, 1], 4));
+    assert_eq!((bench.holding(4), bench.node.slots[slot[0] as usize].attempt), (slot, 1));
+}
+
 /// What rank 1 says of chunk 5 in generation 7.
 fn contribution() -> Contribution {
     Contribution {

@@ -13,6 +13,7 @@ use paatp_common::lanes::{self, SlotBlock, WireBlock};
 use paatp_common::limits::{BLOCK_BYTES, LOCK_SPINS, MAX_RANKS};
 use paatp_common::mind::{blurred, opaque};
 use paatp_common::policy::Policy;
+use paatp_common::pool::{self, Pool, Search, TURNS};
 use paatp_common::progress::{Members, Progress, Walk};
 use paatp_common::slot::{Rules, Slot};
 use paatp_common::tag::Tag;
@@ -38,6 +39,23 @@ unsafe extern "C" fn spin(_turn: u64, wait: *mut c_void) -> i64 {
     }
 }
 
+/// Takes the lock at `word`; false where it stays taken.
+///
+/// # Safety
+/// `word` is a lock in an element of a slot table.
+#[inline(always)]
+unsafe fn acquire(word: *mut u64) -> bool {
+    // SAFETY: by the contract.
+    if unsafe { atomic::compare_exchange(word, 0, 1) } == 0 {
+        return true;
+    }
+    let mut wait = Wait { word, taken: 0 };
+    // SAFETY: `spin` is of the shape that the helper calls, and `wait` lives longer than the call.
+    unsafe { bpf_loop(LOCK_SPINS, spin as *mut c_void, (&raw mut wait).cast(), 0) };
+    forget_pointer(&mut wait.word);
+    wait.taken != 0
+}
+
 /// A walk over a job's ranks.
 struct RankWalk {
     progress: *mut Progress,
@@ -50,6 +68,27 @@ unsafe extern "C" fn visit(rank: u64, walk: *mut c_void) -> i64 {
     unsafe {
         let walk = walk.cast::<RankWalk>();
         (*walk).walk.visit(&*(*walk).progress, rank as usize) as i64
+    }
+}
+
+/// A search in the pool.
+struct PoolSearch<const BLOCKS: usize> {
+    slots: *mut SlotTable<BLOCKS>,
+    search: Search,
+}
+
+/// One turn of a search in the pool.
+unsafe extern "C" fn look<const BLOCKS: usize>(turn: u64, search: *mut c_void) -> i64 {
+    // SAFETY: `search` passes a `PoolSearch` whose table is a map. Other CPUs change slots meanwhile; what is found is
+    // looked at again under the slot's lock.
+    unsafe {
+        let PoolSearch { slots, search } = &mut *search.cast::<PoolSearch<BLOCKS>>();
+        let Some(slot) = (**slots).get_ptr(search.index(turn)) else { return 1 };
+        let slot = &(*slot).state;
+        let owner = u32::from(slot.job());
+        let (job, progress) = (maps::JOBS.get(owner), maps::PROGRESS.get(owner));
+        let (Some(job), Some(progress)) = (job, progress) else { return 1 };
+        search.visit(turn, slot, pool::is_over(slot, job, progress)) as i64
     }
 }
 
@@ -396,23 +435,41 @@ impl<const BLOCKS: usize, const SLOW: bool> Machine for Kernel<'_, BLOCKS, SLOW>
 
     #[inline(always)]
     fn lock(&mut self, slot: Self::SlotRef) -> bool {
-        // SAFETY: the word is only changed here, in `spin` and in `unlock`.
-        let word = unsafe { &raw mut (*slot.0).state.lock };
-        // SAFETY: as above.
-        if unsafe { atomic::compare_exchange(word, 0, 1) } == 0 {
-            return true;
-        }
-        let mut wait = Wait { word, taken: 0 };
-        // SAFETY: `spin` is of the shape that the helper calls, and `wait` lives longer than the call.
-        unsafe { bpf_loop(LOCK_SPINS, spin as *mut c_void, (&raw mut wait).cast(), 0) };
-        forget_pointer(&mut wait.word);
-        wait.taken != 0
+        // SAFETY: an element of the table; the word is only changed here and in `unlock`.
+        unsafe { acquire(&raw mut (*slot.0).state.lock) }
     }
 
     #[inline(always)]
     fn unlock(&mut self, slot: Self::SlotRef) {
         // SAFETY: this CPU holds the lock.
         unsafe { atomic::release(&raw mut (*slot.0).state.lock) };
+    }
+
+    #[inline(always)]
+    fn pool(&self) -> Pool {
+        // `serve` has looked it up before.
+        maps::NODE.get(0).map_or(Pool { first: 0, slots: 1 }, |node| node.pool)
+    }
+
+    #[inline(always)]
+    fn search(&mut self, search: Search) -> Search {
+        let mut search = PoolSearch { slots: (&raw const *self.slots).cast_mut(), search };
+        // SAFETY: `look` is of the shape that the helper calls, and `search` lives longer than the call.
+        unsafe { bpf_loop(TURNS, look::<BLOCKS> as *mut c_void, (&raw mut search).cast(), 0) };
+        forget_pointer(&mut search.slots);
+        search.search
+    }
+
+    #[inline(always)]
+    fn lock_home(&mut self, slot: Self::SlotRef) -> bool {
+        // SAFETY: as in `lock`.
+        unsafe { acquire(&raw mut (*slot.0).state.home_lock) }
+    }
+
+    #[inline(always)]
+    fn unlock_home(&mut self, slot: Self::SlotRef) {
+        // SAFETY: this CPU holds the lock.
+        unsafe { atomic::release(&raw mut (*slot.0).state.home_lock) };
     }
 
     #[inline(always)]

@@ -11,6 +11,7 @@ use paatp_common::host::Host;
 use paatp_common::job::{Address, JobEntry, RankEntry, mapped};
 use paatp_common::lanes::SlotBlock;
 use paatp_common::limits::{LANES_PER_BLOCK, MAX_JOBS, MAX_RANKS};
+use paatp_common::pool::Pool;
 use paatp_common::progress::{Progress, RankRecord};
 use paatp_common::slot::Slot;
 use paatp_common::tag::rank_key;
@@ -47,6 +48,7 @@ pub struct Node {
     jobs: Vec<JobEntry>,
     ranks: Vec<RankEntry>,
     progress: Vec<Progress>,
+    pool: Pool,
     slots: Vec<Slot>,
     lanes: Vec<SlotBlock>,
     blocks: usize,
@@ -90,6 +92,7 @@ impl Node {
             jobs,
             ranks,
             progress: (0..MAX_JOBS).map(|_| Progress::default()).collect(),
+            pool: Pool::default(),
             slots: vec![Slot::zeroed(); first_slot as usize],
             lanes: vec![SlotBlock::default(); first_slot as usize * blocks],
             blocks,
@@ -139,6 +142,7 @@ impl Node {
             jobs: &mut self.jobs,
             ranks: &self.ranks,
             progress: &self.progress,
+            pool: self.pool,
             slots: &mut self.slots,
             lanes: &mut self.lanes,
             blocks_per_slot: self.blocks,

@@ -15,6 +15,7 @@ use paatp_common::job::{JobEntry, RankEntry};
 use paatp_common::lanes::SlotBlock;
 use paatp_common::limits::{LANES_PER_BLOCK, MAX_RANKS};
 use paatp_common::policy::Policy;
+use paatp_common::pool::Pool;
 use paatp_common::progress::{Progress, RankRecord};
 use paatp_common::slot::Slot;
 use paatp_transport::rate::Algorithm;
@@ -57,6 +58,7 @@ impl Memory {
             jobs: std::slice::from_mut(&mut self.job),
             ranks: &self.ranks,
             progress: std::slice::from_ref(&self.progress),
+            pool: Pool::default(),
             slots: &mut self.slots,
             lanes: &mut self.lanes,
             blocks_per_slot,

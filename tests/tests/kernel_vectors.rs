@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is the failure report here")]
 
 use paatp_common::counter::Event;
+use paatp_common::pool::{K_MAX, Pool};
 use paatp_common::wire::{Answer, Body, Chunk, ElementType, Header, Kind, Operation, Request, Status, flags};
 use paatp_common::{Refusal, Seq};
 use paatp_tests::require_bpf;
@@ -32,15 +33,21 @@ struct Traffic {
 }
 
 impl Traffic {
-    fn new(seed: u64, flavour: Flavour) -> Traffic {
-        let v4 = TestJob::new(3, 4, flavour.lanes());
-        let v6 = TestJob { number: 1, first_slot: 4, v6: true, quorum: 2, slots: 2, ..v4 };
+    /// With rings, or with a slot of its own for each job and a pool that is too small for both.
+    fn new(seed: u64, flavour: Flavour, is_shared: bool) -> Traffic {
+        let mut v4 = TestJob::new(3, 4, flavour.lanes());
+        let mut v6 = TestJob { number: 1, first_slot: 4, v6: true, quorum: 2, slots: 2, ..v4 };
+        if is_shared {
+            (v4.k, v4.slots) = (K_MAX, 8);
+            (v6.k, v6.slots, v6.first_slot) = (2, 8, 1);
+        }
         Traffic { random: Random(seed), jobs: [v4, v6], ranks: Default::default(), history: Vec::new() }
     }
 
     /// A node with the jobs, the second one near the wrap of its sequence.
     fn node(&mut self, flavour: Flavour) -> OwnedNode {
         let mut node = OwnedNode::new(2, 6, flavour.blocks());
+        node.node.pool = Pool { first: 2, slots: 4 };
         for job in &self.jobs {
             node.install(job);
         }
@@ -229,15 +236,16 @@ fn both(node: &mut OwnedNode, loaded: &mut Loaded, frame: &[u8], what: &str) -> 
 }
 
 /// Takes the program along from seed to seed: loading it takes longer than the test.
-fn play(seed: u64, flavour: Flavour, loaded: &mut Option<Loaded>) {
-    let mut traffic = Traffic::new(seed, flavour);
+fn play(seed: u64, flavour: Flavour, is_shared: bool, loaded: &mut Option<Loaded>) {
+    let mut traffic = Traffic::new(seed, flavour, is_shared);
     let mut node = traffic.node(flavour);
     let loaded = loaded.get_or_insert_with(|| Loaded::like(flavour, &node).unwrap());
     loaded.become_like(&node).unwrap();
     node.counters = loaded.counters().unwrap();
     for step in 0..STEPS {
         let frame = traffic.next();
-        let answer = both(&mut node, loaded, &frame, &format!("seed {seed}, {flavour:?}, step {step}"));
+        let what = format!("seed {seed}, {flavour:?}, shared {is_shared}, step {step}");
+        let answer = both(&mut node, loaded, &frame, &what);
         traffic.learn(&answer);
         if traffic.random.below(400) == 0 {
             traffic.disrupt(&mut node, loaded);
@@ -254,7 +262,8 @@ fn random_traffic_has_the_same_effect_in_the_kernel() {
     for flavour in Flavour::ALL {
         let mut loaded = None;
         for seed in 1..=3 {
-            play(seed, flavour, &mut loaded);
+            play(seed, flavour, false, &mut loaded);
+            play(seed, flavour, true, &mut loaded);
         }
         let counters = loaded.unwrap().counters().unwrap();
         let events =
@@ -262,7 +271,7 @@ fn random_traffic_has_the_same_effect_in_the_kernel() {
         for event in events {
             assert!(counters.noted(event) > 50, "{}: {}", event.name(), counters.noted(event));
         }
-        assert!(counters.refused(Refusal::BadTag) > 50);
+        assert!(counters.refused(Refusal::BadTag) > 50 && counters.refused(Refusal::Crowded) > 50);
     }
 }
 

@@ -3,6 +3,10 @@
 #![allow(dead_code, reason = "each includer uses a part")]
 #![allow(clippy::unwrap_used, reason = "a panic is the failure report here")]
 
+use paatp_common::job::JobEntry;
+use paatp_common::pool::{K_MAX, Pool, Quarry, Search};
+use paatp_common::progress::Progress;
+use paatp_common::slot::Slot;
 use paatp_common::wire::{Body, Redo, Request};
 use paatp_common::{Refusal, Seq};
 
@@ -29,6 +33,36 @@ impl Bench {
 
     pub fn quorum(world: u8, slots: u32, quorum: u8) -> Bench {
         Bench::new(TestJob { quorum, ..TestJob::new(world, slots, LANES) })
+    }
+
+    /// A job whose chunks are in a pool of so many slots, from slot 1 on. Slot 0 is its own.
+    pub fn sharing(world: u8, pool: u32, k: u8) -> Bench {
+        let mut bench = Bench::new(TestJob { k, ..TestJob::new(world, 64, LANES) });
+        bench.node.node.pool = Pool { first: 1, slots: pool };
+        bench
+    }
+
+    /// The places of a chunk in the pool, in their order.
+    pub fn places(&self, seq: u32) -> Vec<u32> {
+        let TestJob { number: job, generation, first_slot: own, .. } = self.job;
+        let search = Search::new(self.node.node.pool, Quarry { job, generation, seq: Seq(seq), own });
+        (0..u64::from(K_MAX)).map(|turn| search.index(turn)).collect()
+    }
+
+    /// The slots that hold a chunk of the job's generation.
+    pub fn holding(&self, seq: u32) -> Vec<u32> {
+        let holds = |slot: &Slot| slot.holds(self.job.generation, Seq(seq)) && slot.job() == self.job.number;
+        (0..).zip(&self.node.slots).filter(|(_, slot)| holds(slot)).map(|(index, _)| index).collect()
+    }
+
+    /// Another job's chunk, which is not over as long as that job runs, comes to lie in a slot.
+    pub fn occupy(&mut self, slot: u32) {
+        if self.node.jobs.len() == 1 {
+            let entry = JobEntry { generation: 0x0DD, ..self.job.entry() };
+            self.node.jobs.push(entry);
+            self.node.progress.push(Progress::default());
+        }
+        self.node.slots[slot as usize].claim(1, 0x0DD, Seq(slot));
     }
 
     pub fn data(&self, rank: u8, seq: u32) -> Request {

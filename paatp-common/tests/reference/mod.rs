@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use paatp_common::counter::{Counters, Event};
+use paatp_common::pool::{Pool, Quarry};
 use paatp_common::wire::{Chunk, Operation, Status};
 use paatp_common::{Refusal, Seq};
 
@@ -68,6 +69,8 @@ pub struct ChunkState {
     pub quorum: Option<usize>,
     /// Number of the policy that it began under.
     pub epoch: u64,
+    /// A place in the pool was taken for it, and what came then was refused: nothing is known of it.
+    pub blank: bool,
 }
 
 /// How many contributions complete which chunk: one number before a chunk, another from it on.
@@ -123,6 +126,20 @@ impl Waiting {
     }
 }
 
+/// Memory that a job shares with others.
+#[derive(Clone, Debug)]
+pub struct Shared {
+    /// Places that a chunk may take, before its own.
+    pub k: usize,
+    /// All places of a chunk in the pool.
+    pub places: fn(Pool, Quarry) -> Vec<u64>,
+    pub pool: Pool,
+    /// Who looks; the chunk is filled in.
+    pub job: Quarry,
+    /// Places where others hold what is not over.
+    pub taken: BTreeSet<u64>,
+}
+
 impl ChunkState {
     /// Sum or maximum over whoever is in.
     pub fn lanes(&self) -> Vec<u32> {
@@ -172,6 +189,10 @@ pub struct Reference {
     pub counters: Counters,
     /// Contributions whose fate was that their payload was damaged.
     pub damaged_instead: u64,
+    /// `None`: the job has a ring.
+    pub shared: Option<Shared>,
+    /// The lowest acknowledgement when it was last looked at.
+    floor: u64,
 }
 
 /// What became of a contribution.
@@ -198,14 +219,17 @@ impl Reference {
             held: BTreeMap::new(),
             counters: Counters::default(),
             damaged_instead: 0,
+            shared: None,
+            floor: 0,
         }
     }
 
     /// A new generation: everything is over, positions begin at 0.
     pub fn restart(&mut self, generation: u32, world: u8) {
         let (counters, damaged_instead) = (self.counters, self.damaged_instead);
+        let shared = self.shared.take();
         *self = Reference::new(generation, world, self.quorum, self.ring as u32, Seq(0));
-        (self.counters, self.damaged_instead) = (counters, damaged_instead);
+        (self.counters, self.damaged_instead, self.shared) = (counters, damaged_instead, shared);
     }
 
     pub fn min_ack(&self) -> u64 {
@@ -225,14 +249,38 @@ impl Reference {
         i64::from(seq.since(self.wire(origin)) as i32)
     }
 
-    fn place(&self, seq: Seq) -> u64 {
-        u64::from(seq.0) % self.ring
+    /// Where a chunk lies.
+    fn place(&self, seq: Seq) -> Option<u64> {
+        let is_it = |(_, (position, _)): &(&u64, &(u64, ChunkState))| self.wire(*position) == seq;
+        self.held.iter().find(is_it).map(|(place, _)| *place)
     }
 
-    /// The chunk with this number, if the ring holds it.
+    /// The chunk with this number, if it lies anywhere.
     pub fn chunk(&self, seq: Seq) -> Option<&ChunkState> {
-        let (position, chunk) = self.held.get(&self.place(seq))?;
-        (self.wire(*position) == seq).then_some(chunk)
+        Some(&self.held.get(&self.place(seq)?)?.1)
+    }
+
+    /// The place that a chunk gets: in the ring its only one; in the pool the first free one, or for the lowest chunk
+    /// the job's own.
+    fn find_place(&self, seq: Seq, position: u64) -> Option<u64> {
+        let Some(shared) = &self.shared else { return Some(u64::from(seq.0) % self.ring) };
+        let is_free = |place: &u64| {
+            !shared.taken.contains(place)
+                && self.held.get(place).is_none_or(|(position, _)| *position < self.min_ack())
+        };
+        let quarry = Quarry { generation: self.generation, seq, ..shared.job };
+        let mut places = (shared.places)(shared.pool, quarry);
+        places.truncate(shared.k);
+        if position == self.min_ack() {
+            places.push(u64::from(shared.job.own));
+        }
+        places.into_iter().find(is_free)
+    }
+
+    /// Places that hold what is not over, as others see it.
+    pub fn occupied(&self) -> BTreeSet<u64> {
+        let is_open = |(_, (position, _)): &(&u64, &(u64, ChunkState))| *position >= self.floor;
+        self.held.iter().filter(is_open).map(|(place, _)| *place).collect()
     }
 
     /// Handles a request.
@@ -314,6 +362,7 @@ impl Reference {
         if (1..=reach).contains(&steps) {
             self.progress.insert(packet.rank, progress + steps as u64);
         }
+        self.floor = self.min_ack();
     }
 
     fn contribution(&mut self, packet: &Packet) -> (Status, Option<Refusal>) {
@@ -344,7 +393,7 @@ impl Reference {
                 self.counters.refuse(refusal);
                 match refusal {
                     Refusal::Behind => (Status::Stale, None),
-                    Refusal::Ahead => (Status::Busy, None),
+                    Refusal::Ahead | Refusal::Crowded => (Status::Busy, None),
                     Refusal::OldAttempt | Refusal::FarAttempt => (Status::OldAttempt, None),
                     Refusal::BadTag => {
                         self.damaged_instead += 1;
@@ -365,12 +414,21 @@ impl Reference {
     /// A contribution to a chunk inside the window.
     fn contribute(&mut self, packet: &Packet, position: u64) -> Fate {
         let operation = packet.chunk.operation().expect("the tests send known operations");
+        let is_shared = self.shared.is_some();
+        let Some(place) = self.place(packet.seq).or_else(|| self.find_place(packet.seq, position)) else {
+            return Fate::Refused(Refusal::Crowded);
+        };
+        if is_shared && self.chunk(packet.seq).is_none() {
+            self.held.insert(
+                place,
+                (position, ChunkState { blank: true, attempt: 0, ..self.fresh(packet, None, 0) }),
+            );
+        }
         if operation == Operation::Broadcast && !packet.payload.is_empty() && packet.rank != packet.chunk.root
         {
             return Fate::Refused(Refusal::NotRoot);
         }
-        let place = self.place(packet.seq);
-        let held = self.chunk(packet.seq).cloned();
+        let held = self.chunk(packet.seq).filter(|chunk| !chunk.blank).cloned();
         let current = held.as_ref().map_or(0, |chunk| chunk.attempt);
         if packet.attempt < current {
             return Fate::Refused(Refusal::OldAttempt);
@@ -453,15 +511,13 @@ impl Reference {
             exponent: 0,
             quorum: if needs_all { None } else { quorum },
             epoch,
+            blank: false,
         }
     }
 
     /// Completes a chunk that has everybody it needs.
     fn settle(&mut self, seq: Seq) {
-        if self.chunk(seq).is_none() {
-            return;
-        }
-        let place = self.place(seq);
+        let Some(place) = self.place(seq) else { return };
         let (_, chunk) = self.held.get_mut(&place).unwrap();
         let ranks = chunk.ranks();
         let is_whole = match (&chunk.frozen, chunk.quorum) {

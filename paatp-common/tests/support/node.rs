@@ -133,6 +133,7 @@ impl OwnedNode {
             jobs: &mut self.jobs,
             ranks: &self.ranks,
             progress: &self.progress,
+            pool: self.node.pool,
             slots: &mut self.slots,
             lanes: &mut self.lanes,
             blocks_per_slot: self.blocks,

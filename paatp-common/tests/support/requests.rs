@@ -25,6 +25,8 @@ pub struct TestJob {
     pub lanes: u16,
     /// Contributions that complete a slot; 0 for all.
     pub quorum: u8,
+    /// Places in the pool for each chunk; 0: a ring.
+    pub k: u8,
     /// The ranks have IPv6 addresses.
     pub v6: bool,
 }
@@ -41,6 +43,7 @@ impl TestJob {
             first_slot: 0,
             lanes,
             quorum: 0,
+            k: 0,
             v6: false,
         }
     }
@@ -58,7 +61,7 @@ impl TestJob {
             window: 1 + self.slots as u16 / 2,
             world: self.world,
             unused: [0; 2],
-            reserved: 0,
+            k: self.k,
             granted: 9,
             spare: [0; 2],
             policy: self.policy(),

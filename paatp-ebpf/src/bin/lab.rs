@@ -92,6 +92,7 @@ pub fn feed_only(ctx: XdpContext) -> u32 {
 
 /// The aggregator, fed.
 #[xdp]
+#[inline(always)]
 pub fn feed_aggregate(ctx: XdpContext) -> u32 {
     match feed::next(&ctx) {
         Some(()) => paatp_ebpf::serve::<STANDARD_BLOCKS, FAST>(&ctx, &SLOTS),
@@ -101,6 +102,7 @@ pub fn feed_aggregate(ctx: XdpContext) -> u32 {
 
 /// The aggregator for wide payloads, fed.
 #[xdp]
+#[inline(always)]
 pub fn feed_aggregate_wide(ctx: XdpContext) -> u32 {
     match feed::next(&ctx) {
         Some(()) => paatp_ebpf::serve::<WIDE_BLOCKS, FAST>(&ctx, &WIDE_SLOTS),
@@ -110,6 +112,7 @@ pub fn feed_aggregate_wide(ctx: XdpContext) -> u32 {
 
 /// The aggregator with a loop of 32-bit additions, fed.
 #[xdp]
+#[inline(always)]
 pub fn feed_naive(ctx: XdpContext) -> u32 {
     match feed::next(&ctx) {
         Some(()) => paatp_ebpf::serve::<STANDARD_BLOCKS, NAIVE>(&ctx, &SLOTS),
@@ -119,6 +122,7 @@ pub fn feed_naive(ctx: XdpContext) -> u32 {
 
 /// The aggregator as `paatp run` loads it, with this object's maps.
 #[xdp]
+#[inline(always)]
 pub fn aggregate(ctx: XdpContext) -> u32 {
     paatp_ebpf::serve::<STANDARD_BLOCKS, FAST>(&ctx, &SLOTS)
 }

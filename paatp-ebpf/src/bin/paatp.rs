@@ -19,12 +19,14 @@ static WIDE_SLOTS: SlotTable<WIDE_BLOCKS> = Array::with_max_entries(1, MMAPABLE)
 
 /// The aggregator for payloads of up to 352 lanes (MTU 1500).
 #[xdp]
+#[inline(always)]
 pub fn aggregate(ctx: XdpContext) -> u32 {
     paatp_ebpf::serve::<STANDARD_BLOCKS, FAST>(&ctx, &SLOTS)
 }
 
 /// The aggregator for payloads of up to 832 lanes (MTU 3440).
 #[xdp]
+#[inline(always)]
 pub fn aggregate_wide(ctx: XdpContext) -> u32 {
     paatp_ebpf::serve::<WIDE_BLOCKS, FAST>(&ctx, &WIDE_SLOTS)
 }

@@ -19,6 +19,7 @@ mod fixed;
 mod laws;
 mod paatp;
 pub mod policy;
+pub mod share;
 mod switchml;
 
 use alloc::boxed::Box;

@@ -12,6 +12,7 @@ use paatp_common::host::Host;
 use paatp_common::job::{JobEntry, RankEntry, mapped};
 use paatp_common::lanes::SlotBlock;
 use paatp_common::limits::{LANES_PER_BLOCK, MAX_JOBS, MAX_RANKS};
+use paatp_common::pool::Pool;
 use paatp_common::progress::Progress;
 use paatp_common::slot::Slot;
 use paatp_common::tag::rank_key;
@@ -119,6 +120,7 @@ impl Aggregator {
             jobs: &mut self.jobs,
             ranks: &self.ranks,
             progress: &self.progress,
+            pool: Pool::default(),
             slots: &mut self.slots,
             lanes: &mut self.lanes,
             blocks_per_slot: self.blocks,

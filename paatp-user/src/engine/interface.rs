@@ -7,6 +7,7 @@ use nix::ifaddrs::getifaddrs;
 use nix::net::if_::if_nametoindex;
 use paatp_common::job::{Address, Node};
 use paatp_common::limits::{LANES_PER_BLOCK, MAX_LOCAL_ADDRESSES};
+use paatp_common::pool::Pool;
 use paatp_common::wire::HEADER_BYTES;
 use thiserror::Error;
 
@@ -138,7 +139,7 @@ impl Interface {
         for (entry, address) in local.iter_mut().zip(self.served()) {
             *entry = table_address(*address);
         }
-        Node { local, port_base, port_count, reserved: 0 }
+        Node { local, port_base, port_count, reserved: 0, pool: Pool::default() }
     }
 
     /// Checks that packets of that many lanes fit. Returns the most lanes that workers may use over IPv6 if those are
