@@ -125,10 +125,12 @@ fn find_open(
     records: &[RankRecord],
 ) -> Result<Option<Open>, EngineError> {
     let positions = contributed(entry, records);
-    let needed = match entry.quorum {
+    // While a change is under way either quorum may hold: the one that needs more.
+    let needed = [entry.policy.before(), entry.policy.after()].map(|mode| match mode.quorum {
         QUORUM_ALL => positions.len(),
         quorum => positions.len().min(quorum.into()),
-    };
+    });
+    let needed = needed.into_iter().fold(0, usize::max);
     // Below this, so many ranks' contributions were acknowledged that the chunk is complete.
     let Some((highest, start)) = positions.first().zip(positions.get(needed.wrapping_sub(1))) else {
         return Ok(None);

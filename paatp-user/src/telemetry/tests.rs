@@ -5,7 +5,7 @@ use crate::config::{JobConfig, Jobs};
 use crate::control::membership::{Entropy, Membership};
 use crate::control::protocol::{JoinRequest, PROTOCOL};
 use paatp_common::job::{JobEntry, QUORUM_ALL};
-use paatp_common::slot::{Contribution, Rules};
+use paatp_common::slot::{Contribution};
 use paatp_common::wire::{Chunk, ElementType, Operation};
 use proptest::prelude::*;
 
@@ -38,7 +38,7 @@ impl Fake {
 
     /// These ranks contributed to a chunk.
     fn contribute(&self, entry: &JobEntry, seq: u32, bits: u64) {
-        let rules = Rules { quorum: entry.quorum, ..entry.rules() };
+        let rules = entry.rules();
         self.edit(|tables| {
             tables.slots.resize(entry.slots as usize, Slot::default());
             let slot = &mut tables.slots[(seq % entry.slots) as usize];
@@ -289,7 +289,7 @@ fn a_full_ring_names_whoever_does_not_acknowledge() {
 fn a_quorum_waits_for_nobody_it_can_do_without() {
     let mut case = Case::new(3, Some(2));
     let entry = case.form(7);
-    assert_ne!(entry.quorum, QUORUM_ALL);
+    assert_ne!(entry.policy.after().quorum, QUORUM_ALL);
     case.fake.stand(&[(6, 6), (6, 6), (0, 0)]);
     (0..6).for_each(|seq| case.fake.contribute(&entry, seq, 0b011));
     assert_eq!(case.job().oldest_open_slot, None);
