@@ -4,6 +4,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use crate::layout::described;
 use crate::mind::pick_mut;
 
 /// Declares an enum whose variants are counter indices with a metric name and a sentence.
@@ -119,6 +120,8 @@ pub struct Counters {
     pub events: [u64; Event::COUNT],
     spare: [u64; SPARE],
 }
+
+described!(Counters { refusals, events, spare });
 
 impl Default for Counters {
     fn default() -> Self {

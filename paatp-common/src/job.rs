@@ -2,6 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use crate::layout::described;
 use crate::limits::MAX_LOCAL_ADDRESSES;
 use crate::policy::Policy;
 pub use crate::policy::QUORUM_ALL;
@@ -36,6 +37,7 @@ pub struct Node {
 }
 
 const _: () = assert!(size_of::<Node>() == 80);
+described!(Node { local, port_base, port_count, reserved, pool });
 
 /// One job. The control plane writes it, `generation` last; the data plane only reads, but for
 /// [`JobEntry::policy`].
@@ -71,6 +73,20 @@ pub struct JobEntry {
 }
 
 const _: () = assert!(size_of::<JobEntry>() == 40);
+described!(JobEntry {
+    expected,
+    generation,
+    first_slot,
+    slots,
+    lanes,
+    window,
+    world,
+    unused,
+    k,
+    granted,
+    spare,
+    policy,
+});
 
 impl JobEntry {
     /// Its chunks are in the node's pool.
@@ -103,3 +119,4 @@ pub struct RankEntry {
 }
 
 const _: () = assert!(size_of::<RankEntry>() == 32);
+described!(RankEntry { address, key, gain, reserved });

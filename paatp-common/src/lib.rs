@@ -19,6 +19,7 @@ pub mod frame;
 pub mod host;
 pub mod job;
 pub mod lanes;
+pub mod layout;
 pub mod limits;
 pub mod mind;
 pub mod policy;

@@ -6,6 +6,7 @@
 //! low. That holds slots back until a request repeats its numbers; and it lets an old duplicate through the window, which
 //! the slot refuses under its lock ([`crate::slot::decide`]).
 
+use crate::layout::described;
 use crate::limits::{MAX_RANKS, MAX_RING_SLOTS};
 use crate::mind::{negative, pick};
 use crate::seq::Seq;
@@ -94,6 +95,8 @@ pub struct Floor {
     floor: Word,
     slowest: Word,
 }
+
+described!(Floor { floor, slowest });
 
 /// Whose numbers count.
 #[derive(Clone, Copy, Debug)]
@@ -238,7 +241,7 @@ impl Walk {
 /// What one rank has reached. Side by side, because every request moves the first two.
 #[derive(Debug, Default)]
 #[repr(C)]
-struct Reached {
+pub(crate) struct Reached {
     acked: Word,
     contributed: Word,
     /// Requests that met congestion.
@@ -246,6 +249,8 @@ struct Reached {
     /// Contributions that were too far ahead.
     busy: Word,
 }
+
+described!(Reached { acked, contributed, marks, busy });
 
 /// What one rank has reached, and what was counted of it, as user space reads it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -276,6 +281,7 @@ pub struct Progress {
 }
 
 const _: () = assert!(size_of::<Progress>() == 2112);
+described!(Progress { acks, contributed, highest, redo, redo_attempt, crowded, ranks });
 
 impl Default for Progress {
     fn default() -> Self {

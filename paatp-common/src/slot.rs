@@ -7,6 +7,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::counter::Refusal;
+use crate::layout::described;
 use crate::limits::{MAX_ATTEMPTS, MAX_JOBS};
 use crate::mind::{barrier, opaque};
 use crate::policy::{Mode, Policy, QUORUM_ALL, Told};
@@ -64,6 +65,29 @@ pub struct Slot {
 }
 
 const _: () = assert!(size_of::<Slot>() == 64 && MAX_JOBS <= 256);
+described!(Slot {
+    lock,
+    bits,
+    frozen,
+    tag,
+    generation,
+    seq,
+    lanes,
+    contributors,
+    operation_and_type,
+    exponent,
+    next_exponent,
+    root,
+    state,
+    attempt,
+    quorum,
+    epoch,
+    culprit,
+    told,
+    job,
+    reserved,
+    home_lock,
+});
 
 // SAFETY: one u32 in a transparent-like newtype; every bit pattern is a Seq.
 unsafe impl Zeroable for Seq {}

@@ -49,7 +49,8 @@ Several jobs, in a file for --config:
   [node]
   memory = \"256MiB\"
 
-Exit status: 0 ended by a signal, 1 it failed (standard error says why and what to do), 2 it was called wrongly.";
+Exit status: 0 ended by a signal, 1 it failed (standard error says why and what to do), 2 it was called wrongly, \
+4 another `paatp run` has the interface, 5 what another build left behind has it (`paatp cleanup`).";
 
 /// After the options of `paatp allreduce`.
 const AFTER_ALLREDUCE: &str = "\
@@ -61,6 +62,19 @@ Example, the first of four ranks:
 --output sum.safetensors
 
 Exit status: 0 the result is written, 1 it failed (standard error says why and what to do), 2 it was called wrongly.";
+
+/// After the options of `paatp cleanup`.
+const AFTER_CLEANUP: &str = "\
+Removes what aggregators that were killed, and will not be started again, have left: pinned programs and tables, files \
+about their jobs, locks. What a running aggregator has, and whatever is not of paatp, is shown and left. Needs the user \
+that `paatp run` had.
+
+Example:
+  paatp cleanup --dry-run
+  paatp cleanup --iface eth0
+
+Exit status: 0 nothing of ours is left that nobody holds, 1 it failed (standard error says why and what to do), 2 it was \
+called wrongly.";
 
 /// After the options of `paatp job`.
 const AFTER_JOB: &str = "\
@@ -111,6 +125,9 @@ pub enum Command {
     /// What keeps `paatp run` from running well here: looks at everything it depends on, says why and what mends it.
     #[command(after_help = doctor::AFTER_DOCTOR)]
     Doctor(Doctor),
+    /// Show and remove what killed aggregators left behind.
+    #[command(after_help = AFTER_CLEANUP)]
+    Cleanup(Cleanup),
     /// Give each UDP port of an aggregator a receive queue of its own: prints the ethtool rules, or makes them.
     #[command(after_help = doctor::AFTER_SETUP_QUEUES)]
     SetupQueues(SetupQueues),
@@ -199,6 +216,43 @@ pub struct Run {
     /// The certificate's private key.
     #[arg(long, value_name = "FILE.pem")]
     pub tls_key: Option<PathBuf>,
+    /// BPF file system to pin program and tables in, so that running jobs survive if this process is killed and started
+    /// again; `none` stands for nowhere [default: /sys/fs/bpf].
+    #[arg(long, value_name = "DIR", env = "PAATP_PIN_DIR", hide_env_values = true)]
+    pub pin_dir: Option<PathBuf>,
+    /// Folder for a file with what the next start needs to know of the jobs, if anything is pinned
+    /// [default: /var/lib/paatp].
+    #[arg(long, value_name = "DIR", env = "PAATP_STATE_DIR", hide_env_values = true)]
+    pub state_dir: Option<PathBuf>,
+    /// Folder for the lock that lets one `paatp run` have the interface, if anything is pinned [default: /run/paatp].
+    #[arg(long, value_name = "DIR", env = "PAATP_RUNTIME_DIR", hide_env_values = true)]
+    pub runtime_dir: Option<PathBuf>,
+    /// At SIGTERM or Ctrl-C leave the pinned program and tables in force for the next start: running jobs go on meanwhile.
+    #[arg(long, env = "PAATP_KEEP_ATTACHED", hide_env_values = true, value_parser = clap::builder::FalseyValueParser::new())]
+    pub keep_attached: bool,
+}
+
+/// `paatp cleanup`
+#[derive(Debug, Args)]
+pub struct Cleanup {
+    /// What is left of this network interface only.
+    #[arg(long, value_name = "IF")]
+    pub iface: Option<String>,
+    /// Show what would be removed, and remove nothing.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Print JSON, with a `schema_version`.
+    #[arg(long)]
+    pub json: bool,
+    /// BPF file system that `paatp run` pins in [default: /sys/fs/bpf].
+    #[arg(long, value_name = "DIR", env = "PAATP_PIN_DIR", hide_env_values = true)]
+    pub pin_dir: Option<PathBuf>,
+    /// Its folder of state files [default: /var/lib/paatp].
+    #[arg(long, value_name = "DIR", env = "PAATP_STATE_DIR", hide_env_values = true)]
+    pub state_dir: Option<PathBuf>,
+    /// Its folder of locks [default: /run/paatp].
+    #[arg(long, value_name = "DIR", env = "PAATP_RUNTIME_DIR", hide_env_values = true)]
+    pub runtime_dir: Option<PathBuf>,
 }
 
 /// A size for clap.
@@ -486,7 +540,7 @@ mod tests {
     fn help_is_for_newcomers() {
         let mut command = Cli::command();
         command.build();
-        for name in ["run", "allreduce", "job", "sim", "doctor", "setup-queues"] {
+        for name in ["run", "allreduce", "job", "sim", "doctor", "cleanup", "setup-queues"] {
             let subcommand = command.find_subcommand_mut(name).unwrap_or_else(|| panic!("no {name}"));
             for argument in subcommand.get_arguments() {
                 assert!(argument.get_help().is_some(), "{name} {}", argument.get_id());

@@ -11,6 +11,8 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use utoipa::ToSchema;
 
+use crate::engine::DEFAULT_BPFFS;
+
 /// Lanes of a chunk unless told otherwise: the most that fit an MTU of 1500 bytes over IPv4.
 pub const DEFAULT_LANES: u16 = (STANDARD_BLOCKS * LANES_PER_BLOCK) as u16;
 /// Slots of a ring unless told otherwise.
@@ -158,6 +160,42 @@ pub struct NodeConfig {
     pub tls_certificate: Option<PathBuf>,
     /// File with its key.
     pub tls_key: Option<PathBuf>,
+    /// BPF file system to pin tables and program in, or `none`.
+    pub pin_dir: Option<PathBuf>,
+    /// Folder for what a restart needs to know.
+    pub state_dir: Option<PathBuf>,
+    /// Folder for the lock of the interface.
+    pub runtime_dir: Option<PathBuf>,
+    /// Leave program and tables in force at the end.
+    pub keep_attached: Option<bool>,
+}
+
+/// Says that nothing is to be pinned.
+pub const NO_PINS: &str = "none";
+/// Where the state of jobs is kept unless told otherwise.
+pub const DEFAULT_STATE_DIR: &str = "/var/lib/paatp";
+/// Where locks are unless told otherwise.
+pub const DEFAULT_RUNTIME_DIR: &str = "/run/paatp";
+
+impl NodeConfig {
+    /// The BPF file system to pin in, if anything is to be pinned.
+    #[must_use]
+    pub fn bpffs(&self) -> Option<&Path> {
+        let path = self.pin_dir.as_deref().unwrap_or(Path::new(DEFAULT_BPFFS));
+        (path != Path::new(NO_PINS) && !path.as_os_str().is_empty()).then_some(path)
+    }
+
+    /// The folder for state files.
+    #[must_use]
+    pub fn state(&self) -> &Path {
+        self.state_dir.as_deref().unwrap_or(Path::new(DEFAULT_STATE_DIR))
+    }
+
+    /// The folder for locks.
+    #[must_use]
+    pub fn runtime(&self) -> &Path {
+        self.runtime_dir.as_deref().unwrap_or(Path::new(DEFAULT_RUNTIME_DIR))
+    }
 }
 
 /// A configuration file.
@@ -340,6 +378,13 @@ impl Jobs {
         Ok(jobs)
     }
 
+    /// With the table that is there already, whatever these jobs would need.
+    #[must_use]
+    pub fn with_table(mut self, size: SlotSize, slots: u32) -> Jobs {
+        (self.size, self.slots) = (size, slots.into());
+        self
+    }
+
     /// The jobs; a job's number is its index.
     #[must_use]
     pub fn list(&self) -> &[JobConfig] {
@@ -431,7 +476,7 @@ fn parse(path: &Path, text: &str) -> Result<File, ConfigError> {
 }
 
 /// Keys of the file, for hints.
-const KEYS: [&str; 16] = [
+const KEYS: [&str; 20] = [
     "job",
     "node",
     "name",
@@ -448,6 +493,10 @@ const KEYS: [&str; 16] = [
     "control",
     "tls_certificate",
     "tls_key",
+    "pin_dir",
+    "state_dir",
+    "runtime_dir",
+    "keep_attached",
 ];
 
 /// Largest number of changed letters in which a mistyped key is still recognised.

@@ -17,12 +17,13 @@ use crate::cli::Run;
 use crate::config::{self, Access, ConfigError, Jobs, NodeConfig};
 use crate::control::http::{self, Scope, TlsError};
 use crate::control::listen::{ListenError, listen, parse_address};
-use crate::control::membership::Membership;
 use crate::control::pacing::PACE_INTERVAL;
-use crate::control::protocol::CounterReport;
+use crate::control::protocol::{CounterReport, JobStatus};
 use crate::control::server::Control;
+use crate::control::state_file::{Keeper, StateFile};
 use crate::control::token::{self, DEFAULT_TOKEN_FILE, Secret, TokenError};
 use crate::engine::{Aggregator, EngineError, Interface, Options, fitting_lanes, ip_and_udp_bytes};
+use crate::restart;
 use crate::telemetry::snapshot::{AttachmentStatus, Build};
 use crate::telemetry::{Identity, Telemetry};
 
@@ -31,6 +32,12 @@ const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Time between two looks at how far the jobs are.
 const TICK_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Exit code if another daemon has the interface.
+const EXIT_TAKEN: u8 = 4;
+
+/// Exit code if pins that cannot be taken over hold the interface.
+const EXIT_HELD: u8 = 5;
 
 /// Exit status after the second signal: 128 and the signal's number, as shells have it.
 const SIGNAL_STATUS: i32 = 128;
@@ -86,6 +93,18 @@ pub enum DaemonError {
     },
 }
 
+impl DaemonError {
+    /// The process's exit code: those that a supervisor should not answer by starting it again at once differ from 1.
+    #[must_use]
+    pub const fn exit_code(&self) -> u8 {
+        match self {
+            DaemonError::Engine(EngineError::Locked { .. }) => EXIT_TAKEN,
+            DaemonError::Engine(EngineError::HeldByPins { .. }) => EXIT_HELD,
+            _ => 1,
+        }
+    }
+}
+
 /// What file and command line ask for.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -111,6 +130,10 @@ pub fn plan(args: &Run) -> Result<Plan, DaemonError> {
         control: args.control.clone().or(file.node.control),
         tls_certificate: args.tls_certificate.clone().or(file.node.tls_certificate),
         tls_key: args.tls_key.clone().or(file.node.tls_key),
+        pin_dir: args.pin_dir.clone().or(file.node.pin_dir),
+        state_dir: args.state_dir.clone().or(file.node.state_dir),
+        runtime_dir: args.runtime_dir.clone().or(file.node.runtime_dir),
+        keep_attached: Some(args.keep_attached || file.node.keep_attached == Some(true)),
     };
     let mut list = file.jobs;
     list.extend(args.job());
@@ -188,17 +211,24 @@ async fn serve(args: &Run, plan: &Plan, object: &[u8]) -> Result<(), DaemonError
         port_base: args.port,
         ports: args.ports,
     };
-    let engine: Engine = Arc::new(Mutex::new(Aggregator::start(object, &options, jobs)?));
-    let interface = lock(&engine).interface().clone();
+    let pinning = restart::pinning(&plan.node, &args.iface)?;
+    let mut engine = Aggregator::start(object, &options, jobs, pinning)?;
+    let interface = engine.interface().clone();
+    let (membership, file) = restart::membership(&plan.node, jobs, &mut engine)?;
+    let engine: Engine = Arc::new(Mutex::new(engine));
     let listeners = listen(&interface, args.port, extra).await?;
-    tell_ready(args, jobs, &lock(&engine), &listeners);
     let (over_any, over_v6) = mtu_lanes(&interface);
-    let membership = Membership::new(jobs, args.port, args.ports).with_mtu(over_any, over_v6);
+    let membership = membership.with_mtu(over_any, over_v6);
+    let served = membership.list();
     let telemetry = {
         let engine = lock(&engine);
         Telemetry::new(Box::new(engine.reader()?), identity(&engine, object))
     };
+    let keeper = file.clone().map(|file| Box::new(file) as Box<dyn Keeper>);
     let control = Control::new(membership, engine.clone()).with_token(token).with_telemetry(telemetry);
+    let control = control.with_keeper(keeper);
+    lock(&engine).own();
+    tell_ready(&served, &lock(&engine), &listeners);
     let result = tokio::select! {
         () = control.clone().serve(listeners, tls) => Ok(()),
         () = tick(&control) => Ok(()),
@@ -206,12 +236,12 @@ async fn serve(args: &Run, plan: &Plan, object: &[u8]) -> Result<(), DaemonError
         result = watch(&engine) => result,
         () = dump_on_request(args, &engine, &mut signals.dump) => Ok(()),
         name = signals.end.first() => {
-            info!("{name}: detaching");
+            info!("{name}: ending");
             Ok(())
         }
     };
     signals.exit_at_the_next();
-    let finished = finish(args, &engine);
+    let finished = finish(args, plan, &engine, file.as_ref());
     result.and(finished)
 }
 
@@ -230,16 +260,16 @@ fn identity(engine: &Aggregator, object: &[u8]) -> Identity {
 }
 
 /// Prints the one line that says that everything is up.
-fn tell_ready(args: &Run, jobs: &Jobs, engine: &Aggregator, listeners: &[(TcpListener, Scope)]) {
+fn tell_ready(jobs: &[JobStatus], engine: &Aggregator, listeners: &[(TcpListener, Scope)]) {
     let at = |listener: &TcpListener| Some(listener.local_addr().ok()?.to_string());
     let addresses: Vec<String> = listeners.iter().filter_map(|(listener, _)| at(listener)).collect();
     for (listener, _) in listeners.iter().filter(|(_, scope)| *scope == Scope::Management) {
         info!(address = at(listener), "jobs can be managed");
     }
-    if jobs.list().is_empty() {
+    if jobs.is_empty() {
         info!("no job yet; create one with `paatp job create`");
     }
-    for job in jobs.list() {
+    for job in jobs {
         info!(
             job = job.name,
             world = job.world,
@@ -249,15 +279,15 @@ fn tell_ready(args: &Run, jobs: &Jobs, engine: &Aggregator, listeners: &[(TcpLis
             "serving"
         );
     }
-    let last = args.port + (args.ports - 1);
-    let names: Vec<&str> = jobs.list().iter().map(|job| job.name.as_str()).collect();
+    let (first, ports) = engine.ports();
+    let last = first + (ports.max(1) - 1);
+    let names: Vec<&str> = jobs.iter().map(|job| job.name.as_str()).collect();
     let line = format!(
-        "ready: iface={} mode={} link={} control={} udp={}-{last} jobs={}\n",
+        "ready: iface={} mode={} link={} control={} udp={first}-{last} jobs={}\n",
         engine.interface().name,
         engine.attachment().mode(),
         engine.attachment().by(),
         addresses.join(","),
-        args.port,
         names.join(",")
     );
     let mut out = std::io::stdout().lock();
@@ -311,10 +341,21 @@ async fn dump_on_request(args: &Run, engine: &Engine, requests: &mut Signal) {
     std::future::pending().await
 }
 
-/// Takes the program off, tells what was counted.
-fn finish(args: &Run, engine: &Engine) -> Result<(), DaemonError> {
+/// Takes the program off, or leaves it for the next start; tells what was counted.
+fn finish(args: &Run, plan: &Plan, engine: &Engine, file: Option<&StateFile>) -> Result<(), DaemonError> {
     let mut engine = lock(engine);
-    engine.detach();
+    let keeps = plan.node.keep_attached == Some(true);
+    if keeps && engine.leave() {
+        info!("program and tables stay in force for the next start");
+    } else {
+        if keeps {
+            warn!("nothing is pinned, so nothing stays in force");
+        }
+        engine.detach();
+        if let Some(file) = file {
+            file.remove();
+        }
+    }
     let counters = engine.counters()?;
     for line in in_words(&counters) {
         info!("{line}");

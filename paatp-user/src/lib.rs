@@ -2,6 +2,7 @@
 //! ([`control`]), shows how they fare ([`telemetry`]), manages them from elsewhere ([`client`]), takes part in a job as a worker ([`worker`]), and says what is
 //! wrong with a machine ([`doctor`]).
 
+pub mod cleanup;
 pub mod cli;
 pub mod client;
 pub mod config;
@@ -11,6 +12,7 @@ pub mod doctor;
 pub mod duration;
 pub mod engine;
 pub mod object;
+pub mod restart;
 pub mod sim;
 pub mod telemetry;
 pub mod worker;

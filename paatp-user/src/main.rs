@@ -1,11 +1,13 @@
-//! The `paatp` program. Exit codes: 0 all went well, 1 it failed, 2 it was called wrongly.
+//! The `paatp` program. Exit codes: 0 all went well, 1 it failed, 2 it was called wrongly; `paatp run` has more
+//! ([`DaemonError::exit_code`]).
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use anyhow::{Context, Error};
 use clap::Parser;
-use paatp_user::cli::{Allreduce, Cli, Command, Job, Run};
+use paatp_user::cleanup;
+use paatp_user::cli::{Allreduce, Cleanup, Cli, Command, Job, Run};
 use paatp_user::client;
 use paatp_user::daemon::{self, DaemonError};
 use paatp_user::doctor::{self, Doctor};
@@ -29,6 +31,7 @@ fn main() -> ExitCode {
         | Command::Job(_)
         | Command::Sim(_)
         | Command::Doctor(_)
+        | Command::Cleanup(_)
         | Command::SetupQueues(_) => WORKER_FILTER,
     };
     let result = start_log(cli.log.as_deref().unwrap_or(default)).map_err(Failure::usage).and_then(|()| {
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
             Command::Sim(args) => simulate(args),
             Command::Job(args) => job(args),
             Command::Doctor(args) => return examine(args),
+            Command::Cleanup(args) => clean(args),
             Command::SetupQueues(args) => {
                 doctor::setup_queues(args, &mut std::io::stdout().lock()).map_err(Failure::from)
             }
@@ -104,7 +108,15 @@ fn tell(error: &Error) {
 
 fn run(args: &Run) -> Result<(), Failure> {
     let plan = daemon::plan(args).map_err(|error| Failure::usage(error.into()))?;
-    daemon::run(args, &plan, OBJECT).map_err(|error: DaemonError| error.into())
+    daemon::run(args, &plan, OBJECT)
+        .map_err(|error: DaemonError| Failure { code: error.exit_code(), error: error.into() })
+}
+
+fn clean(args: &Cleanup) -> Result<(), Failure> {
+    let report = cleanup::run(args);
+    let text = if args.json { report.json()? } else { report.to_string() };
+    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+    report.outcome().map_err(Failure::from)
 }
 
 fn job(args: &Job) -> Result<(), Failure> {

@@ -13,6 +13,7 @@ pub mod kernel;
 pub mod lab;
 pub mod netns;
 pub mod objects;
+pub mod pins;
 pub mod process;
 pub mod reference;
 pub mod report;

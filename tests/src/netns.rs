@@ -82,6 +82,8 @@ impl Namespace {
         let mut command = Command::new(program);
         // No token outside the lab is read or made; a test that wants one names its own.
         command.env("PAATP_TOKEN_FILE", "");
+        // Nothing is pinned in the machine's own BPF file system either; tests of that have one of their own.
+        command.env("PAATP_PIN_DIR", "none");
         command.stdin(Stdio::null()).process_group(0);
         let file = Arc::clone(&self.file);
         let parent = std::process::id();
@@ -186,7 +188,7 @@ impl Drop for Namespace {
 }
 
 /// Runs a function on a thread of its own, because a namespace belongs to a thread.
-fn on_a_thread<T: Send>(function: impl FnOnce() -> T + Send) -> Result<T> {
+pub(crate) fn on_a_thread<T: Send>(function: impl FnOnce() -> T + Send) -> Result<T> {
     thread::scope(|scope| {
         let handle = thread::Builder::new()
             .name("netns".into())

@@ -15,6 +15,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::lab::{Family, Host, Lab};
+use crate::pins::Pins;
 use crate::reference::{Chunking, Reduction};
 
 /// Port of control server and data plane.
@@ -270,6 +271,8 @@ pub struct AggregatorOptions {
     pub window: u16,
     /// `native`, `generic` or `auto`.
     pub xdp_mode: &'static str,
+    /// Where it pins what it loads; nowhere if absent.
+    pub pins: Option<Arc<Pins>>,
     /// More arguments.
     pub more: Vec<String>,
 }
@@ -285,6 +288,7 @@ impl AggregatorOptions {
             slots: 256,
             window: 64,
             xdp_mode: "native",
+            pins: None,
             more: Vec::new(),
         }
     }
@@ -327,10 +331,21 @@ impl Aggregator {
     /// # Errors
     /// With its output, where it does not get ready.
     pub fn start(lab: &Lab, options: &AggregatorOptions) -> Result<Aggregator> {
+        Aggregator::watch(Aggregator::spawn(lab, options)?)
+    }
+
+    /// Starts it in the lab.
+    ///
+    /// # Errors
+    /// Where it cannot be started.
+    pub fn spawn(lab: &Lab, options: &AggregatorOptions) -> Result<Process> {
         let host = &lab.aggregator;
         let mut command = host.namespace.command(paatp()?);
         command.args(options.args(&host.interface));
-        Aggregator::watch(Process::spawn("the aggregator", command)?)
+        if let Some(pins) = &options.pins {
+            pins.enter(&mut command);
+        }
+        Process::spawn("the aggregator", command)
     }
 
     /// Waits until a process that is a `paatp run` lets workers join.

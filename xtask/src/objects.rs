@@ -77,7 +77,7 @@ impl Toolchain {
             .env("CARGO_TARGET_DIR", workspace.ebpf_dir())
             .env("CARGO_TARGET_BPFEL_UNKNOWN_NONE_LINKER", &self.linker)
             .env("CARGO_ENCODED_RUSTFLAGS", rustflags(self.llvm_major, ARCH).join("\x1f"))
-            // An incremental build cuts the code into units, and the verifier refuses what is not inlined.
+            // In many small units LLVM inlines less, and the verifier gives up on what comes out.
             .env("CARGO_INCREMENTAL", "0")
             .env_remove("RUSTC_WORKSPACE_WRAPPER");
         command

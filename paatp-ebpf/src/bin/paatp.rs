@@ -7,6 +7,7 @@ use aya_ebpf::bindings::xdp_action::XDP_PASS;
 use aya_ebpf::macros::{map, xdp};
 use aya_ebpf::maps::Array;
 use aya_ebpf::programs::XdpContext;
+use paatp_common::layout::LAYOUT;
 use paatp_common::limits::{STANDARD_BLOCKS, WIDE_BLOCKS};
 use paatp_ebpf::kernel::{FAST, SlotTable};
 use paatp_ebpf::maps::MMAPABLE;
@@ -41,6 +42,11 @@ pub fn pass(_: XdpContext) -> u32 {
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "license")]
 static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
+
+/// Which tables this object means; the loader compares.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "paatp_layout")]
+static PAATP_LAYOUT: [u8; 8] = LAYOUT.to_le_bytes();
 
 #[cfg(not(target_arch = "bpf"))]
 fn main() {}

@@ -22,14 +22,26 @@ impl Generations {
         while number == 0 || self.used.contains(&number) {
             number = number.wrapping_add(1);
         }
+        self.remember(number);
+        number
+    }
+
+    /// A number that was given out before.
+    pub fn remember(&mut self, number: u32) {
+        if number == 0 || !self.used.insert(number) {
+            return;
+        }
         if self.order.len() >= REMEMBERED
             && let Some(oldest) = self.order.pop_front()
         {
             self.used.remove(&oldest);
         }
         self.order.push_back(number);
-        self.used.insert(number);
-        number
+    }
+
+    /// Those that are remembered, the oldest first.
+    pub fn remembered(&self) -> impl Iterator<Item = u32> {
+        self.order.iter().copied()
     }
 }
 

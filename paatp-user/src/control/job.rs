@@ -29,6 +29,10 @@ pub struct Generation {
     pub addresses: Vec<IpAddr>,
     /// Ranks that said that they are done.
     pub left: u64,
+    /// Where its salts are drawn from.
+    pub nonce: u64,
+    /// What tells the ranks' waits for it from others, by rank.
+    pub attempts: Vec<Option<u64>>,
 }
 
 /// A rank that waits for the others.
@@ -37,6 +41,7 @@ pub(super) struct Waiter {
     pub(super) id: WaiterId,
     pub(super) address: IpAddr,
     pub(super) layout: Option<String>,
+    pub(super) attempt: Option<u64>,
     pub(super) deadline: Instant,
 }
 
@@ -51,9 +56,11 @@ pub(super) struct Job {
     pub(super) key: Option<Secret>,
     pub(super) waiting: BTreeMap<u8, Waiter>,
     pub(super) running: Option<Generation>,
+    /// The generation before, until the tables say that it is over.
+    pub(super) previous: Option<Generation>,
     pub(super) timeout: Option<Duration>,
-    policy: FailurePolicy,
-    lost: Vec<u8>,
+    pub(super) policy: FailurePolicy,
+    pub(super) lost: Vec<u8>,
     watch: Watch,
 }
 
@@ -105,6 +112,7 @@ impl Job {
             key,
             waiting: BTreeMap::new(),
             running: None,
+            previous: None,
             timeout: config.timeout_seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()),
             policy: config.on_failure,
             lost: Vec::new(),
@@ -179,28 +187,50 @@ impl Job {
             entry: self.entry,
             ranks: ranks.collect(),
             waiters: waiting.values().map(|waiter| waiter.id).collect(),
-            grant: Grant {
-                protocol: PROTOCOL,
-                job: self.number,
-                generation,
-                nonce,
-                world,
-                lanes: self.entry.lanes,
-                window: self.entry.window,
-                slots: self.entry.slots,
-                port_base: limits.port_base,
-                ports: limits.ports,
-            },
+            grant: self.grant(limits, generation, nonce),
         };
         let addresses = waiting.values().map(|waiter| waiter.address).collect();
-        self.running = Some(Generation { number: generation, addresses, left: 0 });
+        let attempts = waiting.values().map(|waiter| waiter.attempt).collect();
+        self.previous = self.running.take();
+        self.running = Some(Generation { number: generation, addresses, left: 0, nonce, attempts });
         formation
+    }
+
+    /// What members of a generation need to know.
+    fn grant(&self, limits: &Limits, generation: u32, nonce: u64) -> Grant {
+        Grant {
+            protocol: PROTOCOL,
+            job: self.number,
+            generation,
+            nonce,
+            world: self.entry.world,
+            lanes: self.entry.lanes,
+            window: self.entry.window,
+            slots: self.entry.slots,
+            port_base: limits.port_base,
+            ports: limits.ports,
+        }
+    }
+
+    /// The grant of the generation that runs, for a rank whose wait has led to it.
+    pub(super) fn grant_again(
+        &self,
+        request: &JoinRequest,
+        address: IpAddr,
+        limits: &Limits,
+    ) -> Option<Grant> {
+        let running = self.running.as_ref()?;
+        let rank = usize::try_from(request.rank).ok()?;
+        let same = running.attempts.get(rank).is_some_and(|own| own.is_some() && *own == request.attempt);
+        let is_member = self.entry.expected & !running.left & 1u64.checked_shl(request.rank)? != 0;
+        let fits = request.protocol == PROTOCOL && running.addresses.get(rank) == Some(&address);
+        (same && is_member && fits).then(|| self.grant(limits, running.number, running.nonce))
     }
 
     /// Ends the generation, in what is remembered here.
     pub(super) fn end(&mut self, entry: JobEntry) {
         self.entry = entry;
-        self.running = None;
+        (self.running, self.previous) = (None, None);
     }
 
     /// The entry that ends the generation for all ranks: their packets are answered with REJOIN, because it has another

@@ -136,21 +136,21 @@ pub struct Facts {
 
 /// A deleted job whose members may not know yet.
 #[derive(Clone, Copy, Debug)]
-struct Closing {
-    number: u16,
-    memory: Memory,
-    until: Instant,
+pub(super) struct Closing {
+    pub(super) number: u16,
+    pub(super) memory: Memory,
+    pub(super) until: Instant,
 }
 
 /// The jobs of one aggregator.
 #[derive(Clone, Debug)]
 pub struct Membership {
-    jobs: BTreeMap<u16, Job>,
-    closing: Vec<Closing>,
-    slots: SlotTable,
-    generations: Generations,
-    limits: Limits,
-    draining: bool,
+    pub(super) jobs: BTreeMap<u16, Job>,
+    pub(super) closing: Vec<Closing>,
+    pub(super) slots: SlotTable,
+    pub(super) generations: Generations,
+    pub(super) limits: Limits,
+    pub(super) draining: bool,
     next_waiter: u64,
 }
 
@@ -167,6 +167,18 @@ impl Membership {
     /// Jobs without members; slots are given out in order.
     #[must_use]
     pub fn new(jobs: &Jobs, port_base: u16, ports: u16) -> Membership {
+        let mut membership = Membership::empty(jobs, port_base, ports);
+        for job in jobs.list() {
+            // Cannot fail but for a shared pool: `Jobs` has counted names, numbers and slots.
+            if let Err(error) = membership.create(job, Access::Open, None) {
+                tracing::error!(job = job.name, "not served: {error}");
+            }
+        }
+        membership
+    }
+
+    /// No jobs, and the slots that there are for some.
+    pub(super) fn empty(jobs: &Jobs, port_base: u16, ports: u16) -> Membership {
         let size = jobs.slot_size();
         let limits = Limits {
             port_base,
@@ -176,7 +188,7 @@ impl Membership {
             mtu_lanes: None,
             ipv6_lanes: None,
         };
-        let mut membership = Membership {
+        Membership {
             jobs: BTreeMap::new(),
             closing: Vec::new(),
             // Checked by `Jobs`: all slots together are far below 2^32.
@@ -185,14 +197,7 @@ impl Membership {
             limits,
             draining: false,
             next_waiter: 0,
-        };
-        for job in jobs.list() {
-            // Cannot fail but for a shared pool: `Jobs` has counted names, numbers and slots.
-            if let Err(error) = membership.create(job, Access::Open, None) {
-                tracing::error!(job = job.name, "not served: {error}");
-            }
         }
-        membership
     }
 
     /// With the most lanes that fit the interface's MTU, and of those that fit over IPv6.
@@ -338,13 +343,35 @@ impl Membership {
         }
         let id = WaiterId(self.next_waiter);
         self.next_waiter += 1;
-        let waiter = Waiter { id, address, layout: request.layout.clone(), deadline: now + wait };
+        let (layout, attempt) = (request.layout.clone(), request.attempt);
+        let waiter = Waiter { id, address, layout, attempt, deadline: now + wait };
         let replaced = job.waiting.insert(rank, waiter).map(|old| old.id);
         let formation = job.missing().is_empty().then(|| {
             let generation = self.generations.next(entropy.generation);
             job.form(&limits, generation, entropy.nonce)
         });
         Ok(Joined { waiter: id, replaced, formation })
+    }
+
+    /// A rank asks again for the grant that its wait has brought already, because the answer got lost: the same one.
+    pub fn grant_again(
+        &mut self,
+        name: &str,
+        request: &JoinRequest,
+        address: IpAddr,
+    ) -> Option<(WaiterId, Grant)> {
+        let job = self.jobs.values().find(|job| job.name == name)?;
+        let grant = job.grant_again(request, address.to_canonical(), &self.limits)?;
+        let id = WaiterId(self.next_waiter);
+        self.next_waiter += 1;
+        Some((id, grant))
+    }
+
+    /// The tables of a generation have been written: nobody asks for the one before any more.
+    pub fn formed(&mut self, formation: &Formation) {
+        if let Some(job) = self.jobs.get_mut(&formation.number) {
+            job.previous = None;
+        }
     }
 
     /// The tables of a generation could not be written: it does not run.

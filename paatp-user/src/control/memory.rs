@@ -85,6 +85,24 @@ impl SlotTable {
         Ok(Memory::Reserved { first, slots })
     }
 
+    /// Takes the range that somebody has already, as far as it is free.
+    pub fn take(&mut self, first: u32, slots: u32) -> Option<Memory> {
+        let end = first.checked_add(slots).filter(|_| slots > 0)?;
+        let (start, length) =
+            self.free.range(..=first).next_back().map(|(start, length)| (*start, *length))?;
+        if start + length < end {
+            return None;
+        }
+        self.free.remove(&start);
+        if start < first {
+            self.free.insert(start, first - start);
+        }
+        if end < start + length {
+            self.free.insert(end, start + length - end);
+        }
+        Some(Memory::Reserved { first, slots })
+    }
+
     /// Takes a range back.
     pub fn release(&mut self, memory: Memory) {
         let (mut first, mut length) = (memory.first(), memory.slots());

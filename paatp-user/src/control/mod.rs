@@ -13,6 +13,8 @@ pub mod memory;
 pub mod pacing;
 pub mod protocol;
 pub mod server;
+pub mod state;
+pub mod state_file;
 pub mod token;
 pub mod watch;
 

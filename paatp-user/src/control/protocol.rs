@@ -30,6 +30,11 @@ pub struct JoinRequest {
     /// Digest of names, types and shapes of what it is going to reduce; ranks that send one must send the same.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layout: Option<String>,
+    /// Random number of this wait, the same however often the worker has to ask: if the answer got lost, because the
+    /// connection broke or the aggregator was started again, the grant is told again.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "maybe_hex")]
+    #[schema(value_type = Option<String>, pattern = "^[0-9a-f]{16}$")]
+    pub attempt: Option<u64>,
 }
 
 /// Answer to a join once all ranks are there.
@@ -325,7 +330,7 @@ impl CounterReport {
 }
 
 /// 64-bit numbers as 16 hexadecimal digits: JSON readers keep only 53 bits of a number.
-mod hex {
+pub(super) mod hex {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
     pub fn serialize<S: Serializer>(value: &u64, serializer: S) -> Result<S::Ok, S::Error> {
@@ -334,10 +339,31 @@ mod hex {
 
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
         let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
-        if text.len() != 16 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return Err(D::Error::custom("expected 16 hexadecimal digits"));
+        read(&text).ok_or_else(|| D::Error::custom("expected 16 hexadecimal digits"))
+    }
+
+    pub(super) fn read(text: &str) -> Option<u64> {
+        let digits = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        digits.then(|| u64::from_str_radix(text, 16).ok()).flatten()
+    }
+}
+
+/// The same for numbers that may be left out.
+pub(super) mod maybe_hex {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub fn serialize<S: Serializer>(value: &Option<u64>, serializer: S) -> Result<S::Ok, S::Error> {
+        match value {
+            Some(value) => super::hex::serialize(value, serializer),
+            None => serializer.serialize_none(),
         }
-        u64::from_str_radix(&text, 16).map_err(D::Error::custom)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+        let text = Option::<std::borrow::Cow<'de, str>>::deserialize(deserializer)?;
+        let read = |text: std::borrow::Cow<'de, str>| super::hex::read(&text);
+        text.map(|text| read(text).ok_or_else(|| D::Error::custom("expected 16 hexadecimal digits")))
+            .transpose()
     }
 }
 

@@ -28,6 +28,7 @@ use super::http::{Connections, Peer, Scope};
 use super::membership::{Entropy, Formation, Leaving, Loss, Membership, WaiterId};
 use super::pacing::Pacing;
 use super::protocol::{Created, Grant, JobDetails, JobStatus, JoinRequest, LeaveRequest, RankStatus, Sync};
+use super::state_file::Keeper;
 use super::token::{self, Secret};
 
 /// The data plane's tables.
@@ -125,6 +126,8 @@ pub(super) struct Inner {
     token: Option<Secret>,
     pacing: Pacing,
     telemetry: Telemetry,
+    /// Where it is kept what a restart needs to know.
+    keeper: Option<Box<dyn Keeper>>,
 }
 
 /// The server's state, shared by all connections.
@@ -190,6 +193,7 @@ impl Control {
             token: None,
             pacing: Pacing::default(),
             telemetry: Telemetry::blind(),
+            keeper: None,
         };
         Control(Arc::new(Mutex::new(inner)), Arc::new(Semaphore::new(LOOKS)))
     }
@@ -205,6 +209,16 @@ impl Control {
     #[must_use]
     pub fn with_telemetry(self, telemetry: Telemetry) -> Control {
         self.lock().telemetry = telemetry;
+        self
+    }
+
+    /// With a place where what a restart needs to know is kept, from now on.
+    #[must_use]
+    pub fn with_keeper(self, keeper: Option<Box<dyn Keeper>>) -> Control {
+        let mut inner = self.lock();
+        inner.keeper = keeper;
+        inner.keep();
+        drop(inner);
         self
     }
 
@@ -257,6 +271,12 @@ impl Control {
         let refused =
             |error: &ControlError| warn!(job = name, rank = request.rank, %address, "refused: {error}");
         let now = Instant::now();
+        if let Some((waiter, grant)) = inner.membership.grant_again(name, request, address) {
+            info!(job = name, rank = request.rank, %address, "told again what it was granted");
+            let (sender, receiver) = oneshot::channel();
+            let _ = sender.send(Ok(grant));
+            return Ok((Wait { control: self.clone(), name: name.into(), waiter }, receiver, None));
+        }
         let joined = inner.membership.join(now, name, request, address, entropy).inspect_err(refused)?;
         info!(job = name, rank = request.rank, %address, "joined");
         let (sender, receiver) = oneshot::channel();
@@ -277,10 +297,11 @@ impl Control {
                 let rank = u8::try_from(request.rank).unwrap_or(u8::MAX);
                 inner.tell([waiter], &Err(ControlError::Left(rank)));
             }
-            Leaving::Noted => {}
+            Leaving::Noted => inner.keep(),
             Leaving::Last { number, entry } => {
                 inner.write(number, entry)?;
                 inner.membership.finish(number, entry);
+                inner.keep();
                 info!(job = name, generation = request.generation, "all ranks have left");
             }
         }
@@ -295,6 +316,7 @@ impl Control {
         let key = (access == Access::Token).then(token::draw).transpose().map_err(random)?;
         let mut inner = self.lock();
         let status = inner.membership.create(config, access, key.as_deref().map(Secret::of))?;
+        inner.keep();
         info!(job = config.name, world = config.world, slots = config.slots, "created");
         Ok(Created { status, key })
     }
@@ -308,6 +330,7 @@ impl Control {
             inner.write(number, entry)?;
         }
         inner.membership.delete(&deletion, Instant::now());
+        inner.keep();
         inner.tell(deletion.waiters, &Err(ControlError::JobDeleted(name.into())));
         info!(job = name, "deleted");
         Ok(())
@@ -317,6 +340,7 @@ impl Control {
     pub(super) fn drain(&self, draining: bool) {
         let mut inner = self.lock();
         let waiters = inner.membership.set_draining(draining);
+        inner.keep();
         inner.tell(waiters, &Err(ControlError::Draining));
         info!(draining, "draining changed");
     }
@@ -343,6 +367,7 @@ impl Control {
             return Err(ControlError::SyncChanging { job: name.into(), from });
         }
         inner.membership.note_policy(number, to);
+        inner.keep();
         info!(job = name, sync = ?Sync::of(to.after()), epoch = to.epoch(), "synchronisation changes");
         inner.membership.status(name)
     }
@@ -381,9 +406,16 @@ impl Control {
     /// second.
     pub fn tick(&self, now: Instant) {
         let mut inner = self.lock();
+        let Inner { membership, keeper, .. } = &mut *inner;
+        if let Some(keeper) = keeper {
+            keeper.retry(membership);
+        }
         for number in inner.membership.closed(now) {
             match inner.write(number, JobEntry::default()) {
-                Ok(()) => inner.membership.free(number),
+                Ok(()) => {
+                    inner.membership.free(number);
+                    inner.keep();
+                }
                 Err(cause) => error!(number, "cannot clear a deleted job, trying again: {cause}"),
             }
         }
@@ -544,18 +576,28 @@ impl Inner {
         }
     }
 
+    /// Keeps what a restart needs to know. Before a generation comes into force: afterwards its nonce is nowhere else.
+    fn keep(&mut self) {
+        if let Some(keeper) = &mut self.keeper {
+            keeper.keep(&self.membership);
+        }
+    }
+
     /// Writes the tables, then answers everybody who waits.
     fn form(&mut self, formation: &Formation) {
+        self.keep();
         let written = self.tables.lock().unwrap_or_else(PoisonError::into_inner).install(formation);
         let answer = match written {
             Ok(()) => {
                 self.telemetry.begin(&formation.name, formation.number, &formation.entry);
+                self.membership.formed(formation);
                 info!(job = formation.name, generation = formation.entry.generation, "all ranks are there");
                 Ok(formation.grant.clone())
             }
             Err(cause) => {
                 error!(job = formation.name, "cannot form a generation: {cause}");
                 self.membership.unform(formation);
+                self.keep();
                 Err(ControlError::from(cause))
             }
         };
@@ -569,6 +611,7 @@ impl Inner {
             return;
         }
         self.membership.lose(loss);
+        self.keep();
         let (job, generation, ranks) = (loss.name.as_str(), loss.generation, Ranks(&loss.ranks));
         match loss.policy {
             FailurePolicy::Abort => error!(job, generation, "ended: {ranks} held the others up for too long"),

@@ -40,6 +40,18 @@ impl Secret {
         Secret(Sha256::digest(text.as_bytes()).into())
     }
 
+    /// The digest, to be kept.
+    #[must_use]
+    pub const fn digest(&self) -> &[u8; 32] {
+        &self.0
+    }
+
+    /// A secret of which the digest was kept.
+    #[must_use]
+    pub const fn of_digest(digest: [u8; 32]) -> Secret {
+        Secret(digest)
+    }
+
     /// Whether that is the secret, in constant time.
     #[must_use]
     pub fn is(&self, text: &str) -> bool {

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd as _;
+use std::path::Path;
 
 use aya::maps::{Array, Map, MapData, MapError, PerCpuArray};
 use aya::programs::Xdp;
 use aya::{Ebpf, EbpfError, EbpfLoader};
 use paatp_common::counter::Counters;
 use paatp_common::job::{JobEntry, Node, RankEntry};
-use paatp_common::limits::MAX_RANKS;
+use paatp_common::limits::{MAX_JOBS, MAX_RANKS};
 use paatp_common::policy::Policy;
 use paatp_common::progress::{Progress, RankRecord};
 use paatp_common::seq::Seq;
@@ -24,7 +25,11 @@ use super::capabilities::Capabilities;
 use super::error::{Context, EngineError, Step, error_number, explain, verifier_log};
 use super::interface::Interface;
 use super::jobs::JobTable;
+use super::layout;
+use super::maps::Maps;
 use super::netlink;
+use super::pinning::{self, Pinning};
+use super::pins::{Found, Set};
 use super::reader::Reader;
 
 /// Most slots of a ring that a status request walks: a system call each, about a microsecond.
@@ -42,7 +47,12 @@ pub(super) mod map {
     pub const SLOTS: &str = "SLOTS";
     pub const WIDE_SLOTS: &str = "WIDE_SLOTS";
     pub const COUNTERS: &str = "COUNTERS";
+    pub const ALL: [&str; 7] = [NODE, JOBS, RANKS, PROGRESS, SLOTS, WIDE_SLOTS, COUNTERS];
 }
+
+/// Names of the object's programs.
+const PROGRAMS: [(SlotSize, &str); 2] =
+    [(SlotSize::Standard, "aggregate"), (SlotSize::Wide, "aggregate_wide")];
 
 /// Values of the shared tables as map values: `paatp-common` does not know aya.
 #[derive(Clone, Copy, Debug)]
@@ -83,28 +93,45 @@ pub struct ProgressSnapshot {
     pub min_ack: u32,
 }
 
-/// A loaded and attached program. Dropping it detaches.
+/// A loaded and attached program. Dropping it detaches, but for what an earlier daemon had left behind and this one has
+/// not made its own ([`Aggregator::own`]).
 #[derive(Debug)]
 pub struct Aggregator {
-    // Before `ebpf`: the program is taken off before its tables go.
+    // Before `maps`: the program is taken off before its tables go.
     attachment: Attachment,
-    ebpf: Ebpf,
+    maps: Maps,
     jobs: JobTable,
     /// The ranks of each job, as they were written.
     members: BTreeMap<u16, Vec<RankEntry>>,
     interface: Interface,
     size: SlotSize,
+    slots: u32,
+    node: Node,
+    set: Option<Set>,
+    pinning: Option<Pinning>,
+    adopted: bool,
+    stays: bool,
 }
 
+/// What the kernel's tables say of a job: its entry and its ranks.
+pub type Truth = (JobEntry, Vec<RankEntry>);
+
 impl Aggregator {
-    /// Loads an object, fills in its tables and attaches its program.
+    /// Takes over what an earlier daemon has pinned; without that loads an object, fills in its tables and attaches its
+    /// program, and pins all of it.
     ///
     /// # Errors
     /// What failed, why, and what to do about it.
-    pub fn start(object: &[u8], options: &Options, jobs: &Jobs) -> Result<Aggregator, EngineError> {
+    pub fn start(
+        object: &[u8],
+        options: &Options,
+        jobs: &Jobs,
+        pinning: Option<Pinning>,
+    ) -> Result<Aggregator, EngineError> {
         if object.is_empty() {
             return Err(EngineError::NoObject);
         }
+        layout::check(object)?;
         let interface = Interface::find(&options.interface)?;
         let over_v6 = interface.check_mtu(jobs.largest_lanes())?;
         let context = Context {
@@ -114,23 +141,175 @@ impl Aggregator {
             slot_memory: jobs.slot_memory(),
             ..Context::default()
         };
-        let mut ebpf = load(object, jobs, &context)?;
-        let node = interface.node(options.port_base, options.ports);
-        let mut table: Array<_, Raw<Node>> = array_mut(&mut ebpf, map::NODE)?;
-        table.set(0, Raw(node), 0).map_err(|source| table_error(map::NODE, source))?;
-        let xdp = program(&mut ebpf, jobs.slot_size(), &context)?;
-        let attachment = Attachment::new(xdp, interface.index, options.mode, &context)?;
-        let table = job_table(&ebpf)?;
-        let members = BTreeMap::new();
-        let aggregator =
-            Aggregator { attachment, ebpf, jobs: table, members, interface, size: jobs.slot_size() };
-        aggregator.tell(jobs, over_v6);
+        let found = pinning.as_ref().map(|pinning| pinning.find(&interface)).transpose()?.flatten();
+        let mut aggregator = match found {
+            Some(found) => Self::adopt(object, options, found, interface, &context)?,
+            None => Self::fresh(object, options, jobs, pinning.as_ref(), interface, &context)?,
+        };
+        aggregator.pinning = pinning;
+        aggregator.tell(over_v6);
         Ok(aggregator)
     }
 
+    fn fresh(
+        object: &[u8],
+        options: &Options,
+        jobs: &Jobs,
+        pinning: Option<&Pinning>,
+        interface: Interface,
+        context: &Context,
+    ) -> Result<Aggregator, EngineError> {
+        pinning::held(pinning, &interface)?;
+        let (size, slots) = (jobs.slot_size(), table_slots(jobs));
+        let mut ebpf = load(object, &Tables::New { size, slots }, context)?;
+        let mut maps = Maps::take(&mut ebpf);
+        let node = interface.node(options.port_base, options.ports);
+        set_node(&mut maps, node)?;
+        let xdp = program(&mut ebpf, size, context)?;
+        let mut attachment = Attachment::new(xdp, interface.index, options.mode, context)?;
+        let set = pinning.and_then(|pins| pins.pin(&maps, xdp, &layout::build(object), &mut attachment));
+        if !attachment.is_attached() {
+            attachment = Attachment::new(xdp, interface.index, options.mode, context)?;
+        }
+        Ok(Aggregator {
+            attachment,
+            jobs: job_table(&maps)?,
+            maps,
+            members: BTreeMap::new(),
+            interface,
+            size,
+            slots,
+            node,
+            set,
+            pinning: None,
+            adopted: false,
+            stays: false,
+        })
+    }
+
+    /// Goes on with what an earlier daemon has left on the interface. Packets are answered all the while.
+    fn adopt(
+        object: &[u8],
+        options: &Options,
+        found: Found,
+        interface: Interface,
+        context: &Context,
+    ) -> Result<Aggregator, EngineError> {
+        let Found { set, mut maps, link, build, program: name } = found;
+        info!(interface = interface.name, set = %set.path().display(), "taking over what an earlier start has pinned");
+        let size = if name == PROGRAMS[1].1 { SlotSize::Wide } else { SlotSize::Standard };
+        let slots = maps.entries(if size == SlotSize::Wide { map::WIDE_SLOTS } else { map::SLOTS });
+        let slots = slots.ok_or_else(|| no_map(map::SLOTS))?;
+        let mode = attached_mode(&interface);
+        let adopted = Attachment::adopt(&set.link(), interface.index, mode, link.program);
+        let mut attachment = adopted.map_err(|error| {
+            explain(Step::Attach { native: mode == AttachedMode::Native }, error_number(&error), context)
+        })?;
+        let wanted = mode.is(options.mode);
+        let ours = layout::build(object);
+        if build != ours || !wanted {
+            // What cannot be changed goes on as it is.
+            change_program(object, options, &set, size, &mut attachment, context)?;
+        }
+        set.forget_other_programs(&ours);
+        let node = adopt_node(&mut maps, &interface, options)?;
+        let mut aggregator = Aggregator {
+            attachment,
+            jobs: job_table(&maps)?,
+            maps,
+            members: BTreeMap::new(),
+            interface,
+            size,
+            slots,
+            node,
+            set: Some(set),
+            pinning: None,
+            adopted: true,
+            stays: true,
+        };
+        aggregator.members = (0u16..)
+            .zip(aggregator.truth()?)
+            .filter(|(_, (entry, _))| entry.generation != 0)
+            .map(|(number, (_, ranks))| (number, ranks))
+            .collect();
+        Ok(aggregator)
+    }
+
+    /// What the tables say of all jobs, by number. The kernel is right, whatever files say.
+    ///
+    /// # Errors
+    /// If a table cannot be read.
+    pub fn truth(&self) -> Result<Vec<Truth>, EngineError> {
+        let jobs = array::<Raw<JobEntry>>(&self.maps, map::JOBS)?;
+        let ranks = array::<Raw<RankEntry>>(&self.maps, map::RANKS)?;
+        let mut all = Vec::with_capacity(MAX_JOBS);
+        for number in 0..MAX_JOBS as u32 {
+            let entry = jobs.get(&number, 0).map_err(|source| table_error(map::JOBS, source))?.0;
+            let first = number * MAX_RANKS as u32;
+            let world = u32::from(entry.world).min(MAX_RANKS as u32);
+            let read = (first..first + world).map(|index| ranks.get(&index, 0).map(|rank| rank.0));
+            let read: Result<Vec<RankEntry>, _> = read.collect();
+            all.push((entry, read.map_err(|source| table_error(map::RANKS, source))?));
+        }
+        Ok(all)
+    }
+
+    /// It goes on with the tables of an earlier start.
+    #[must_use]
+    pub const fn is_adopted(&self) -> bool {
+        self.adopted
+    }
+
+    /// Its tables outlive this process.
+    #[must_use]
+    pub const fn is_pinned(&self) -> bool {
+        self.set.is_some()
+    }
+
+    /// The network namespace of its interface, if its tables outlive this process.
+    #[must_use]
+    pub fn namespace(&self) -> Option<u64> {
+        self.pinning.as_ref().filter(|_| self.is_pinned()).map(Pinning::namespace)
+    }
+
+    /// The kernel's number of the table of jobs: it tells these tables from all others since the machine was started.
+    #[must_use]
+    pub fn tables(&self) -> u32 {
+        self.maps.number(map::JOBS).unwrap_or(0)
+    }
+
+    /// Size and number of the slots that there are.
+    #[must_use]
+    pub const fn slots(&self) -> (SlotSize, u32) {
+        (self.size, self.slots)
+    }
+
+    /// First UDP port and number of ports in force.
+    #[must_use]
+    pub const fn ports(&self) -> (u16, u16) {
+        (self.node.port_base, self.node.port_count)
+    }
+
+    /// From now on what was taken over is this daemon's own, and goes when it ends in order.
+    pub fn own(&mut self) {
+        self.stays = false;
+    }
+
+    /// Leaves tables and program where they are, for the next start. Says whether they are pinned; else they go.
+    pub fn leave(&mut self) -> bool {
+        let stays = self.attachment.leave();
+        if stays {
+            self.set = None;
+            self.stays = true;
+        } else {
+            self.detach();
+        }
+        stays
+    }
+
     /// Says once what was started and what may surprise.
-    fn tell(&self, jobs: &Jobs, over_v6: Option<u32>) {
-        let (slots, bytes) = (jobs.slots(), self.size.bytes());
+    fn tell(&self, over_v6: Option<u32>) {
+        let (slots, bytes) = (u64::from(self.slots), self.size.bytes());
         let interface = self.interface.name.as_str();
         info!(
             "{slots} slots x {bytes} bytes = {:.1} MiB in the kernel",
@@ -184,7 +363,7 @@ impl Aggregator {
         let number = u32::from(formation.number);
         self.jobs.write(formation.number, &JobEntry { generation: 0, ..formation.entry });
         self.jobs.set_policy(formation.number, formation.entry.policy);
-        let mut ranks: Array<_, Raw<RankEntry>> = array_mut(&mut self.ebpf, map::RANKS)?;
+        let mut ranks: Array<_, Raw<RankEntry>> = array_mut(&mut self.maps, map::RANKS)?;
         for (index, rank) in (number * MAX_RANKS as u32..).zip(&formation.ranks) {
             ranks.set(index, Raw(*rank), 0).map_err(|source| table_error(map::RANKS, source))?;
         }
@@ -200,7 +379,7 @@ impl Aggregator {
     /// If the table cannot be written.
     pub fn set_gains(&mut self, number: u16, gains: &[i8]) -> Result<(), EngineError> {
         let Some(members) = self.members.get_mut(&number) else { return Ok(()) };
-        let mut table: Array<_, Raw<RankEntry>> = array_mut(&mut self.ebpf, map::RANKS)?;
+        let mut table: Array<_, Raw<RankEntry>> = array_mut(&mut self.maps, map::RANKS)?;
         let first = u32::from(number) * MAX_RANKS as u32;
         for (index, (entry, gain)) in (first..).zip(members.iter_mut().zip(gains)) {
             if entry.gain != *gain {
@@ -223,7 +402,7 @@ impl Aggregator {
     }
 
     fn tracks(&self, number: u16) -> Result<Progress, EngineError> {
-        let table = array::<[u64; PROGRESS_WORDS]>(&self.ebpf, map::PROGRESS)?;
+        let table = array::<[u64; PROGRESS_WORDS]>(&self.maps, map::PROGRESS)?;
         let words = table.get(&u32::from(number), 0).map_err(|source| table_error(map::PROGRESS, source))?;
         Ok(progress_of(words))
     }
@@ -250,7 +429,7 @@ impl Aggregator {
     /// If the table cannot be read.
     pub fn counters(&self) -> Result<Counters, EngineError> {
         let failed = |source| table_error(map::COUNTERS, source);
-        let table = self.ebpf.map(map::COUNTERS).ok_or_else(|| no_map(map::COUNTERS))?;
+        let table = self.maps.map(map::COUNTERS).ok_or_else(|| no_map(map::COUNTERS))?;
         let table = PerCpuArray::<&MapData, Raw<Counters>>::try_from(table).map_err(failed)?;
         let mut total = Counters::default();
         for cpu in table.get(&0, 0).map_err(failed)?.iter() {
@@ -282,11 +461,11 @@ impl Aggregator {
         match self.size {
             SlotSize::Standard => {
                 const BYTES: usize = SlotSize::Standard.bytes();
-                count_slots(&array::<[u8; BYTES]>(&self.ebpf, map::SLOTS)?, map::SLOTS, range, used)
+                count_slots(&array::<[u8; BYTES]>(&self.maps, map::SLOTS)?, map::SLOTS, range, used)
             }
             SlotSize::Wide => {
                 const BYTES: usize = SlotSize::Wide.bytes();
-                count_slots(&array::<[u8; BYTES]>(&self.ebpf, map::WIDE_SLOTS)?, map::WIDE_SLOTS, range, used)
+                count_slots(&array::<[u8; BYTES]>(&self.maps, map::WIDE_SLOTS)?, map::WIDE_SLOTS, range, used)
             }
         }
         .map(Some)
@@ -297,7 +476,7 @@ impl Aggregator {
     /// # Errors
     /// If the process has no descriptors left.
     pub fn reader(&self) -> Result<Reader, EngineError> {
-        Reader::new(&self.ebpf, self.size)
+        Reader::new(&self.maps, self.size)
     }
 
     /// The interface is there and our program on it.
@@ -323,9 +502,90 @@ impl Aggregator {
         }
     }
 
-    /// Takes the program off.
+    /// Takes the program off, and removes its pins.
     pub fn detach(&mut self) {
         self.attachment.detach();
+        if let Some(set) = self.set.take() {
+            set.remove();
+        }
+        if let Some(pinning) = self.pinning.take() {
+            pinning.remove();
+        }
+    }
+}
+
+impl Drop for Aggregator {
+    fn drop(&mut self) {
+        if !self.stays {
+            self.detach();
+        }
+    }
+}
+
+/// Puts this object's program in the place of the one that was taken over: by an update of its link, or, where it is to run
+/// elsewhere, by another link.
+fn change_program(
+    object: &[u8],
+    options: &Options,
+    set: &Set,
+    size: SlotSize,
+    attachment: &mut Attachment,
+    context: &Context,
+) -> Result<(), EngineError> {
+    let mut ebpf = load(object, &Tables::Pinned(set.path()), context)?;
+    let xdp = program(&mut ebpf, size, context)?;
+    let pin = set.program(&layout::build(object));
+    // One that no link holds: it was pinned and then the daemon was killed.
+    let _ = std::fs::remove_file(&pin);
+    let refused =
+        |error: &(dyn std::error::Error + 'static)| explain(Step::Load, error_number(error), context);
+    xdp.pin(&pin).map_err(|error| refused(&error))?;
+    if attachment.mode().is(options.mode) {
+        attachment.replace(xdp, context)?;
+        info!(interface = context.interface, "the program was replaced by this build's");
+        return Ok(());
+    }
+    warn!(
+        interface = context.interface,
+        "the program runs in {} mode; it is attached anew as --xdp-mode says, and packets of that moment are lost (workers repeat them)",
+        attachment.mode()
+    );
+    attachment.detach();
+    *attachment = Attachment::new(xdp, attachment.interface(), options.mode, context)?;
+    attachment.pin(&set.link()).map_err(|error| refused(&error))
+}
+
+/// The addresses that the interface has now, with the ports that members of running jobs know.
+fn adopt_node(maps: &mut Maps, interface: &Interface, options: &Options) -> Result<Node, EngineError> {
+    let old = array::<Raw<Node>>(maps, map::NODE)?;
+    let old = old.get(&0, 0).map_err(|source| table_error(map::NODE, source))?.0;
+    let mut node = interface.node(options.port_base, options.ports);
+    if old.port_count != 0 && (old.port_base, old.port_count) != (node.port_base, node.port_count) {
+        warn!(
+            "data goes on at UDP ports {}+{}, which running jobs know, instead of {}+{}; stop paatp (SIGTERM) and start it to change that",
+            old.port_base, old.port_count, node.port_base, node.port_count
+        );
+        (node.port_base, node.port_count) = (old.port_base, old.port_count);
+    }
+    if node != old {
+        set_node(maps, node)?;
+    }
+    Ok(node)
+}
+
+fn set_node(maps: &mut Maps, node: Node) -> Result<(), EngineError> {
+    let mut table: Array<_, Raw<Node>> = array_mut(maps, map::NODE)?;
+    table.set(0, Raw(node), 0).map_err(|source| table_error(map::NODE, source))
+}
+
+/// Where the program on an interface runs, as rtnetlink has it.
+fn attached_mode(interface: &Interface) -> AttachedMode {
+    /// `XDP_ATTACHED_SKB` of `linux/if_link.h`.
+    const IN_THE_STACK: u8 = 2;
+    let state = netlink::query(interface.index).ok().and_then(|state| state.xdp);
+    match state {
+        Some(xdp) if xdp.attached == IN_THE_STACK => AttachedMode::Generic,
+        _ => AttachedMode::Native,
     }
 }
 
@@ -342,20 +602,43 @@ pub fn check_program(object: &[u8], jobs: &Jobs) -> Result<(), EngineError> {
         slot_memory: jobs.slot_memory(),
         ..Context::default()
     };
-    let mut ebpf = load(object, jobs, &context)?;
+    layout::check(object)?;
+    let tables = Tables::New { size: jobs.slot_size(), slots: table_slots(jobs) };
+    let mut ebpf = load(object, &tables, &context)?;
     program(&mut ebpf, jobs.slot_size(), &context).map(|_| ())
 }
 
-fn load(object: &[u8], jobs: &Jobs, context: &Context) -> Result<Ebpf, EngineError> {
-    // Checked by `Jobs::new`: all slots together are far below 2^32.
-    let slots = u32::try_from(jobs.slots()).unwrap_or(u32::MAX);
-    let (standard, wide) = match jobs.slot_size() {
-        SlotSize::Standard => (slots, 1),
-        SlotSize::Wide => (1, slots),
-    };
+/// Checked by `Jobs`: all slots together are far below 2^32.
+fn table_slots(jobs: &Jobs) -> u32 {
+    u32::try_from(jobs.slots()).unwrap_or(u32::MAX)
+}
+
+/// The tables that a program is loaded for.
+enum Tables<'a> {
+    /// New ones, for so many slots.
+    New { size: SlotSize, slots: u32 },
+    /// Those pinned in a folder.
+    Pinned(&'a Path),
+}
+
+fn load(object: &[u8], tables: &Tables<'_>, context: &Context) -> Result<Ebpf, EngineError> {
     let mut loader = EbpfLoader::new();
     // The program uses no kernel structure, so the kernel's own type information is of no use (and may be missing).
-    loader.btf(None).map_max_entries(map::SLOTS, standard).map_max_entries(map::WIDE_SLOTS, wide);
+    loader.btf(None);
+    match tables {
+        Tables::New { size, slots } => {
+            let (standard, wide) = match size {
+                SlotSize::Standard => (*slots, 1),
+                SlotSize::Wide => (1, *slots),
+            };
+            loader.map_max_entries(map::SLOTS, standard).map_max_entries(map::WIDE_SLOTS, wide);
+        }
+        Tables::Pinned(folder) => {
+            for name in map::ALL {
+                loader.map_pin_path(name, folder.join(name));
+            }
+        }
+    }
     loader.load(object).map_err(|error| match error {
         EbpfError::MapError(_) | EbpfError::ProgramError(_) => {
             explain(Step::Maps, error_number(&error), context)
@@ -369,10 +652,7 @@ fn load(object: &[u8], jobs: &Jobs, context: &Context) -> Result<Ebpf, EngineErr
 
 /// Loads the program for a slot size.
 fn program<'a>(ebpf: &'a mut Ebpf, size: SlotSize, context: &Context) -> Result<&'a mut Xdp, EngineError> {
-    let name = match size {
-        SlotSize::Standard => "aggregate",
-        SlotSize::Wide => "aggregate_wide",
-    };
+    let name = PROGRAMS.iter().find(|program| program.0 == size).map_or("", |program| program.1);
     let missing = EngineError::Incomplete { what: "XDP program", name };
     let Some(program) = ebpf.program_mut(name) else { return Err(missing) };
     let Ok(xdp) = <&mut Xdp>::try_from(program) else { return Err(missing) };
@@ -391,21 +671,21 @@ pub(super) const fn no_map(name: &'static str) -> EngineError {
     EngineError::Incomplete { what: "map", name }
 }
 
-fn job_table(ebpf: &Ebpf) -> Result<JobTable, EngineError> {
-    let Some(Map::Array(table)) = ebpf.map(map::JOBS) else { return Err(no_map(map::JOBS)) };
+fn job_table(maps: &Maps) -> Result<JobTable, EngineError> {
+    let Some(Map::Array(table)) = maps.map(map::JOBS) else { return Err(no_map(map::JOBS)) };
     JobTable::map(table.fd().as_fd()).map_err(|source| EngineError::Map { map: map::JOBS, source })
 }
 
-fn array<'a, V: aya::Pod>(ebpf: &'a Ebpf, name: &'static str) -> Result<Array<&'a MapData, V>, EngineError> {
-    let map = ebpf.map(name).ok_or_else(|| no_map(name))?;
+fn array<'a, V: aya::Pod>(maps: &'a Maps, name: &'static str) -> Result<Array<&'a MapData, V>, EngineError> {
+    let map = maps.map(name).ok_or_else(|| no_map(name))?;
     Array::try_from(map).map_err(|source| table_error(name, source))
 }
 
 fn array_mut<'a, V: aya::Pod>(
-    ebpf: &'a mut Ebpf,
+    maps: &'a mut Maps,
     name: &'static str,
 ) -> Result<Array<&'a mut MapData, V>, EngineError> {
-    let map = ebpf.map_mut(name).ok_or_else(|| no_map(name))?;
+    let map = maps.map_mut(name).ok_or_else(|| no_map(name))?;
     Array::try_from(map).map_err(|source| table_error(name, source))
 }
 
@@ -472,7 +752,7 @@ mod tests {
             ..crate::config::JobConfig::new("j", 1)
         };
         let Ok(jobs) = Jobs::new(vec![job]) else { panic!("refused") };
-        let error = Aggregator::start(&[], &options, &jobs).err().map(|error| error.to_string());
+        let error = Aggregator::start(&[], &options, &jobs, None).err().map(|error| error.to_string());
         assert!(error.is_some_and(|message| message.contains("cargo xtask build")));
     }
 }

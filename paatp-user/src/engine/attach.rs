@@ -1,8 +1,12 @@
 //! Attaches the program, finds out what that got, and takes it off again.
 
 use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
 
-use aya::programs::{Link as _, Xdp, XdpMode as AyaMode, links::FdLink};
+use aya::programs::links::{FdLink, LinkError, PinnedLink};
+use aya::programs::xdp::XdpLink;
+use aya::programs::{Link as _, Xdp, XdpMode as AyaMode};
 use tracing::{debug, warn};
 
 use crate::cli::XdpMode;
@@ -28,11 +32,25 @@ impl fmt::Display for AttachedMode {
     }
 }
 
-/// What holds the program: the two die differently.
+impl AttachedMode {
+    /// Whether this is what was asked for.
+    #[must_use]
+    pub fn is(self, asked: XdpMode) -> bool {
+        match asked {
+            XdpMode::Auto => true,
+            XdpMode::Native => self == AttachedMode::Native,
+            XdpMode::Generic => self == AttachedMode::Generic,
+        }
+    }
+}
+
+/// What holds the program: they die differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttachedBy {
     /// A bpf_link: gone with this process, whatever ends it; nobody else can take it off.
     BpfLink,
+    /// A bpf_link that is pinned: stays until its pin is removed.
+    PinnedLink,
     /// Netlink: stays if this process is killed (`ip link set dev IF xdp off` takes it off).
     Netlink,
 }
@@ -41,12 +59,13 @@ impl fmt::Display for AttachedBy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             AttachedBy::BpfLink => "bpf_link",
+            AttachedBy::PinnedLink => "pinned_link",
             AttachedBy::Netlink => "netlink",
         })
     }
 }
 
-/// An attached program; dropping it detaches.
+/// An attached program; dropping it detaches unless its link is pinned.
 #[derive(Debug)]
 pub struct Attachment {
     interface: u32,
@@ -54,6 +73,8 @@ pub struct Attachment {
     program: u32,
     /// None where netlink holds it, or after detaching.
     link: Option<FdLink>,
+    /// Where the link is pinned.
+    pin: Option<PathBuf>,
     by: AttachedBy,
     attached: bool,
 }
@@ -104,7 +125,70 @@ impl Attachment {
         // by this (nothing is detached), so that `detach` below does it.
         let link = FdLink::try_from(link).ok();
         let by = if link.is_some() { AttachedBy::BpfLink } else { AttachedBy::Netlink };
-        Ok(Attachment { interface: index, mode, program, link, by, attached: true })
+        Ok(Attachment { interface: index, mode, program, link, pin: None, by, attached: true })
+    }
+
+    /// Takes over a pinned link that holds a program on an interface.
+    ///
+    /// # Errors
+    /// If the pin cannot be opened.
+    pub fn adopt(pin: &Path, index: u32, mode: AttachedMode, program: u32) -> Result<Attachment, LinkError> {
+        let link = Some(FdLink::from(PinnedLink::from_pin(pin)?));
+        let (by, pin) = (AttachedBy::PinnedLink, Some(pin.into()));
+        Ok(Attachment { interface: index, mode, program, link, pin, by, attached: true })
+    }
+
+    /// Pins the link. If that fails, the program is off.
+    ///
+    /// # Errors
+    /// If there is no link, or the kernel refuses.
+    pub fn pin(&mut self, path: &Path) -> io::Result<()> {
+        let link = self.link.take().ok_or(io::ErrorKind::Unsupported)?;
+        self.attached = false;
+        let pinned = link.pin(path).map_err(|error| match error_number(&error) {
+            Some(number) => io::Error::from_raw_os_error(number),
+            None => io::Error::other(error),
+        })?;
+        self.link = Some(pinned.into());
+        (self.by, self.pin, self.attached) = (AttachedBy::PinnedLink, Some(path.into()), true);
+        Ok(())
+    }
+
+    /// The pin has another name now, or is gone while the link is held by this process.
+    pub fn set_pin(&mut self, pin: Option<PathBuf>) {
+        self.by = if pin.is_some() { AttachedBy::PinnedLink } else { AttachedBy::BpfLink };
+        self.pin = pin;
+    }
+
+    /// The program is on the interface, as far as this process did it.
+    #[must_use]
+    pub const fn is_attached(&self) -> bool {
+        self.attached
+    }
+
+    /// Puts another program in the place of the one that the link holds: no packet meets neither.
+    ///
+    /// # Errors
+    /// If the kernel refuses; the link is then as it was.
+    pub fn replace(&mut self, xdp: &mut Xdp, context: &Context) -> Result<(), EngineError> {
+        let Some(pin) = &self.pin else { return Ok(()) };
+        let failed = |error: &(dyn std::error::Error + 'static)| {
+            explain(Step::Attach { native: self.mode == AttachedMode::Native }, error_number(error), context)
+        };
+        // A descriptor of its own: the old one holds whatever happens.
+        let link = PinnedLink::from_pin(pin).map_err(|error| failed(&error))?;
+        let link = XdpLink::try_from(FdLink::from(link)).map_err(|error| failed(&error))?;
+        let link =
+            xdp.attach_to_link(link).and_then(|id| xdp.take_link(id)).map_err(|error| failed(&error))?;
+        self.link = FdLink::try_from(link).ok();
+        self.program = xdp.info().map(|info| info.id()).unwrap_or(0);
+        Ok(())
+    }
+
+    /// Index of the interface.
+    #[must_use]
+    pub const fn interface(&self) -> u32 {
+        self.interface
     }
 
     /// Where the program runs.
@@ -125,10 +209,26 @@ impl Attachment {
         self.program
     }
 
+    /// Leaves the program where it is, if its link is pinned. Says whether it is.
+    pub fn leave(&mut self) -> bool {
+        let stays = self.pin.is_some();
+        if stays {
+            self.attached = false;
+            self.link = None;
+        }
+        stays
+    }
+
     /// Takes the program off. Harmless if it is off already.
     pub fn detach(&mut self) {
         if !std::mem::take(&mut self.attached) {
             return;
+        }
+        // The pin first: the last to hold a link is to be this process, for then its end is not put off.
+        if let Some(pin) = self.pin.take()
+            && let Err(error) = std::fs::remove_file(&pin)
+        {
+            warn!(pin = %pin.display(), "cannot remove the pin of the link: {error}");
         }
         let result = match self.link.take() {
             Some(link) => link.detach().map_err(|error| error.to_string()),
@@ -141,7 +241,7 @@ impl Attachment {
     }
 
     /// Takes our program off, and no other that may have taken its place.
-    fn detach_by_netlink(&self) -> std::io::Result<()> {
+    fn detach_by_netlink(&self) -> io::Result<()> {
         let attached = netlink::query(self.interface)?.xdp.and_then(|xdp| xdp.program);
         if attached != Some(self.program) {
             return Ok(());
@@ -156,7 +256,9 @@ impl Attachment {
 
 impl Drop for Attachment {
     fn drop(&mut self) {
-        self.detach();
+        if !self.leave() {
+            self.detach();
+        }
     }
 }
 

@@ -3,9 +3,11 @@
 use std::error::Error as StdError;
 use std::fmt::Write as _;
 use std::io;
+use std::path::PathBuf;
 
 use aya::programs::ProgramError;
 use aya::sys::NetlinkError;
+use paatp_common::layout::LAYOUT;
 use thiserror::Error;
 
 use super::capabilities::Capabilities;
@@ -32,6 +34,41 @@ pub enum EngineError {
         what: &'static str,
         /// Its name.
         name: &'static str,
+    },
+    /// Object and program mean different tables.
+    #[error(
+        "the eBPF object is of another build than this program: it {}, this program is of layout {LAYOUT:016x}; build both from the same sources with `cargo xtask build`",
+        .object.map_or_else(|| "does not say its layout".to_owned(), |layout| format!("is of layout {layout:016x}"))
+    )]
+    OtherBuild {
+        /// What the object says.
+        object: Option<u64>,
+    },
+    /// Another daemon has the interface.
+    #[error(
+        "another `paatp run` has interface `{interface}`{}; stop that one first (the lock is {path})",
+        .pid.map_or_else(|| ": a process that cannot be seen from here".to_owned(), |pid| format!(": process {pid}"))
+    )]
+    Locked {
+        /// The interface.
+        interface: String,
+        /// Who, if that is known.
+        pid: Option<u32>,
+        /// What is locked.
+        path: PathBuf,
+    },
+    /// What another build left behind has the interface.
+    #[error(
+        "interface `{interface}` is held by a link of an earlier `paatp run` that was not stopped: pinned at {path}, {}, while this program is of layout {LAYOUT:016x}; if nothing depends on it any more, `paatp cleanup --iface {interface}` removes it",
+        .layout.map_or_else(|| "of unknown layout".to_owned(), |layout| format!("layout {layout:016x}"))
+    )]
+    HeldByPins {
+        /// The interface.
+        interface: String,
+        /// Where the link is pinned.
+        path: PathBuf,
+        /// The layout of its tables, if that can be told.
+        layout: Option<u64>,
     },
     /// The object cannot be read.
     #[error("the eBPF object cannot be read; build it anew with `cargo xtask build`")]

@@ -1,7 +1,6 @@
 //! Reads the tables of a running engine beside it: with descriptors of its own, so that nobody who looks at a node holds up
 //! those who change it.
 
-use aya::Ebpf;
 use aya::maps::{Array, Map, MapData, PerCpuArray};
 use paatp_common::counter::Counters;
 use paatp_common::job::JobEntry;
@@ -15,6 +14,7 @@ use crate::telemetry::read::View;
 
 use super::aggregator::{PROGRESS_WORDS, Raw, map, no_map, progress_of, table_error};
 use super::error::EngineError;
+use super::maps::Maps;
 
 const STANDARD: usize = SlotSize::Standard.bytes();
 const WIDE: usize = SlotSize::Wide.bytes();
@@ -32,20 +32,20 @@ enum Slots {
 }
 
 impl Reader {
-    pub(super) fn new(ebpf: &Ebpf, size: SlotSize) -> Result<Reader, EngineError> {
+    pub(super) fn new(maps: &Maps, size: SlotSize) -> Result<Reader, EngineError> {
         Ok(Reader {
-            counters: open(ebpf, map::COUNTERS)?,
-            progress: open(ebpf, map::PROGRESS)?,
+            counters: open(maps, map::COUNTERS)?,
+            progress: open(maps, map::PROGRESS)?,
             slots: match size {
-                SlotSize::Standard => Slots::Standard(open(ebpf, map::SLOTS)?),
-                SlotSize::Wide => Slots::Wide(open(ebpf, map::WIDE_SLOTS)?),
+                SlotSize::Standard => Slots::Standard(open(maps, map::SLOTS)?),
+                SlotSize::Wide => Slots::Wide(open(maps, map::WIDE_SLOTS)?),
             },
         })
     }
 }
 
 /// A table by a descriptor of its own.
-fn open<T>(ebpf: &Ebpf, name: &'static str) -> Result<T, EngineError>
+fn open<T>(maps: &Maps, name: &'static str) -> Result<T, EngineError>
 where
     T: TryFrom<Map, Error = aya::maps::MapError>,
 {
@@ -55,7 +55,7 @@ where
         MapData::from_fd(fd.map_err(|error| EngineError::Descriptor { map: name, source: error })?)
             .map_err(failed)
     };
-    let map = match ebpf.map(name).ok_or_else(|| no_map(name))? {
+    let map = match maps.map(name).ok_or_else(|| no_map(name))? {
         Map::Array(data) => Map::Array(again(data)?),
         Map::PerCpuArray(data) => Map::PerCpuArray(again(data)?),
         _ => return Err(no_map(name)),

@@ -5,7 +5,7 @@ use crate::config::{JobConfig, Jobs};
 use crate::control::membership::{Entropy, Membership};
 use crate::control::protocol::{JoinRequest, PROTOCOL};
 use paatp_common::job::{JobEntry, QUORUM_ALL};
-use paatp_common::slot::{Contribution};
+use paatp_common::slot::Contribution;
 use paatp_common::wire::{Chunk, ElementType, Operation};
 use proptest::prelude::*;
 

@@ -137,7 +137,8 @@ pub fn allreduce(args: &Allreduce) -> Result<Report, AllreduceError> {
     }
     // The result first: the control server may be slow to answer.
     let sha256 = output.finish(&layout, &tensors)?;
-    client::leave(&server, &args.job, rank, grant.generation);
+    let patience = client::LEAVE_PATIENCE.min(args.timeout);
+    client::leave(&server, &args.job, rank, grant.generation, patience);
     let end = End { seconds, sha256, all_ranks_complete: complete, io: io_got };
     let report = report(args, &grant, &layout, &worker, end);
     write_report(args, &report)?;

@@ -20,6 +20,9 @@ const RETRY_PAUSE: Duration = Duration::from_millis(200);
 /// How much longer than the server's own wait the connection is held: the server's answer names the missing ranks.
 const GRACE: Duration = Duration::from_secs(2);
 
+/// Longest time that a worker who is done spends on saying so: a daemon that was killed is back by then, or it stays away.
+pub const LEAVE_PATIENCE: Duration = Duration::from_secs(10);
+
 /// Longest time for a question whose answer is only good to know.
 const ASIDE: Duration = Duration::from_secs(2);
 
@@ -66,6 +69,13 @@ pub enum ClientError {
     },
 }
 
+impl ClientError {
+    /// The aggregator ends: perhaps it is started again.
+    fn is_stopping(&self) -> bool {
+        matches!(self, ClientError::Refused { answer, .. } if answer.code == Code::STOPPING.name())
+    }
+}
+
 /// Joins a job and waits for its other ranks; tries again while nobody answers. `sign` shows that on a terminal, and is
 /// put aside for log lines.
 ///
@@ -84,6 +94,8 @@ pub fn join(
     let path = format!("/v1/jobs/{}/join", escape(job));
     let start = Instant::now();
     let mut told = false;
+    // The same for all attempts: if an answer gets lost, the grant in it is not. Without randomness it is.
+    let attempt = getrandom::u64().ok();
     loop {
         let left = timeout.saturating_sub(start.elapsed());
         let request = JoinRequest {
@@ -92,6 +104,7 @@ pub fn join(
             world,
             wait_seconds: left.as_secs_f64().min(MAX_WAIT_SECONDS),
             layout: Some(layout.to_owned()),
+            attempt,
         };
         sign.suspend(|| info!(aggregator = %endpoint, job, rank, "joining"));
         let error = match server.ask(Method::POST, &path, Some(&request), left + GRACE) {
@@ -102,36 +115,48 @@ pub fn join(
                     // No server waits for so long: join again.
                     continue;
                 }
+                Err(error @ ClientError::Refused { .. }) if error.is_stopping() => error,
                 result => return result,
             },
-            Err(error) => error,
+            Err(source) => {
+                let (aggregator, waited) = (endpoint.to_string(), start.elapsed());
+                // More time does not mend a certificate.
+                let is_final = matches!(source, ureq::Error::Tls(_) | ureq::Error::Rustls(_));
+                let error = ClientError::NoAggregator { aggregator, waited, source: Box::new(source) };
+                if is_final {
+                    return Err(error);
+                }
+                error
+            }
         };
-        // More time does not mend a certificate.
-        let is_final = matches!(error, ureq::Error::Tls(_) | ureq::Error::Rustls(_));
-        if is_final || start.elapsed() + RETRY_PAUSE >= timeout {
-            return Err(ClientError::NoAggregator {
-                aggregator: endpoint.to_string(),
-                waited: start.elapsed(),
-                source: Box::new(error),
-            });
+        if start.elapsed() + RETRY_PAUSE >= timeout {
+            return Err(error);
         }
         if !std::mem::replace(&mut told, true) {
+            let cause = std::error::Error::source(&error).unwrap_or(&error);
             sign.suspend(
-                || warn!(aggregator = %endpoint, "no answer yet, trying until the timeout: {error}"),
+                || warn!(aggregator = %endpoint, "no answer yet, trying until the timeout: {cause}"),
             );
         }
         thread::sleep(RETRY_PAUSE);
     }
 }
 
-/// Says that a rank has all results of its generation. Nothing depends on it but what the aggregator knows.
-pub fn leave(server: &Server, job: &str, rank: u32, generation: u32) {
+/// Says that a rank has all results of its generation; tries again for `patience` while nobody answers, as when the
+/// aggregator is started again. Nothing depends on it but what the aggregator knows.
+pub fn leave(server: &Server, job: &str, rank: u32, generation: u32, patience: Duration) {
     let request = LeaveRequest { protocol: PROTOCOL, rank, generation: Some(generation) };
     let path = format!("/v1/jobs/{}/leave", escape(job));
-    match server.ask(Method::POST, &path, Some(&request), ASIDE) {
-        Ok((204, _)) => {}
-        Ok((status, _)) => debug!(status, "the aggregator did not take the leave"),
-        Err(error) => debug!("could not leave: {error}"),
+    let start = Instant::now();
+    loop {
+        match server.ask(Method::POST, &path, Some(&request), ASIDE) {
+            Ok((204, _)) => return,
+            Ok((status, _)) => return debug!(status, "the aggregator did not take the leave"),
+            Err(error) if start.elapsed() + RETRY_PAUSE >= patience => {
+                return debug!("could not leave: {error}");
+            }
+            Err(_) => thread::sleep(RETRY_PAUSE),
+        }
     }
 }
 
