@@ -237,7 +237,8 @@ impl Search<'_> {
         let Some(set) = SetName::parse(unfinished.unwrap_or(name)).filter(|_| is_folder(path)) else {
             return self.add(path.into(), What::Other, Fate::Foreign, "no name that paatp gives");
         };
-        if let Some(holder) = self.holder(folder, set.namespace) {
+        // One that is being made is not locked yet.
+        if let Some(holder) = unfinished.and_then(|_| self.holder(folder, set.namespace)) {
             return self.add(path.into(), What::Folder, Fate::InUse, format!("{holder} has it"));
         }
         // Held while it is emptied, so that nobody takes it over meanwhile.

@@ -2,7 +2,10 @@
 //!
 //! It is held by a descriptor: what is pinned in it is gone when the descriptor and the processes inside are.
 
+use std::ffi::CString;
 use std::fs::{self, File};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -124,6 +127,35 @@ impl Pins {
         all.extend(below(&self.runtime()));
         Ok(all)
     }
+}
+
+/// Pins a map of one entry with values of so many bytes, as somebody else might. To be run inside [`Pins::run`].
+///
+/// # Errors
+/// What the kernel said.
+pub fn pin_some_map(path: &Path, value_bytes: u32) -> Result<()> {
+    /// Commands of `enum bpf_cmd`.
+    const MAP_CREATE: libc::c_long = 0;
+    const OBJ_PIN: libc::c_long = 6;
+    // The heads of `union bpf_attr`. Type (2: array), key size, value size, entries.
+    let map: [u32; 4] = [2, 4, value_bytes, 1];
+    // SAFETY: pointer and size describe `map`, which the kernel only reads.
+    let descriptor = unsafe { libc::syscall(libc::SYS_bpf, MAP_CREATE, map.as_ptr(), size_of_val(&map)) };
+    let descriptor = i32::try_from(descriptor)?;
+    if descriptor < 0 {
+        return Err(std::io::Error::last_os_error()).context("cannot make a map");
+    }
+    // SAFETY: a new descriptor of our own.
+    let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
+    let name = CString::new(path.as_os_str().as_bytes())?;
+    let pin: [u64; 2] = [name.as_ptr() as u64, descriptor.as_raw_fd() as u64];
+    // SAFETY: pointer and size describe `pin`, whose path lives until after the call.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, OBJ_PIN, pin.as_ptr(), size_of_val(&pin)) };
+    if result < 0 {
+        return Err(std::io::Error::last_os_error())
+            .with_context(|| format!("cannot pin {}", path.display()));
+    }
+    Ok(())
 }
 
 /// Everything below a folder, as sorted paths relative to it.

@@ -111,7 +111,8 @@ impl Case {
 
     fn join(&mut self, rank: u32, generation: u32) {
         let world = u32::from(self.facts().jobs[0].status.world);
-        let request = JoinRequest { protocol: PROTOCOL, rank, world, wait_seconds: 60.0, layout: None };
+        let request =
+            JoinRequest { protocol: PROTOCOL, rank, world, wait_seconds: 60.0, layout: None, attempt: None };
         let entropy = Entropy { generation, nonce: 1 };
         let address = std::net::IpAddr::from([10, 0, 0, rank as u8]);
         let joined = self.membership.join(self.start, "train", &request, address, entropy);
@@ -386,7 +387,14 @@ fn a_look_reads_a_bounded_number_of_slots() {
     let jobs = Jobs::new(jobs.collect()).unwrap_or_else(|error| panic!("{error}"));
     let mut membership = Membership::new(&jobs, 20545, 1);
     for number in 0..64u32 {
-        let request = JoinRequest { protocol: PROTOCOL, rank: 0, world: 1, wait_seconds: 1.0, layout: None };
+        let request = JoinRequest {
+            protocol: PROTOCOL,
+            rank: 0,
+            world: 1,
+            wait_seconds: 1.0,
+            layout: None,
+            attempt: None,
+        };
         let entropy = Entropy { generation: 1 + number, nonce: 1 };
         let joined =
             membership.join(Instant::now(), &format!("j{number}"), &request, [10, 0, 0, 1].into(), entropy);
