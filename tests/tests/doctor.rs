@@ -231,8 +231,8 @@ fn bpffs_missing_or_read_only() {
     }
     let namespace = Namespace::new("doctor").unwrap();
     for (kind, flags, severity, words) in [
-        ("tmpfs", MsFlags::empty(), "note", ["no BPF file system", "mount -t bpf bpf /sys/fs/bpf"]),
-        ("bpf", MsFlags::MS_RDONLY, "note", ["cannot be created", "remount,rw"]),
+        ("tmpfs", MsFlags::empty(), "warning", ["no BPF file system", "mount -t bpf bpf /sys/fs/bpf"]),
+        ("bpf", MsFlags::MS_RDONLY, "warning", ["cannot be created", "remount,rw"]),
         ("bpf", MsFlags::empty(), "ok", ["mounted", "writable"]),
     ] {
         let mut command = namespace.command(paatp().unwrap());

@@ -57,6 +57,27 @@ fn a_generation_forms_when_all_are_there() {
     assert_eq!(m.list()[0].state, JobState::Running);
 }
 
+/// An answer gets lost, and the worker asks again: not a new generation, for others are in this one already.
+#[test]
+fn a_grant_that_was_lost_is_told_again() {
+    let mut m = membership();
+    let with = |rank, attempt| JoinRequest { attempt, ..request(rank, 2) };
+    let mut ask =
+        |rank, attempt, address| m.join(Instant::now(), "pair", &with(rank, attempt), address, RANDOM);
+    assert!(ask(0, Some(5), A).is_ok());
+    let formation = ask(1, None, B).ok().and_then(|joined| joined.formation);
+    let Some(formation) = formation else { panic!("not formed") };
+    let mut again =
+        |rank, attempt, address| m.grant_again("pair", &with(rank, attempt), address).map(|(_, grant)| grant);
+    assert_eq!(again(0, Some(5), A), Some(formation.grant.clone()));
+    // Another process, another machine, a worker that says nothing: they want a new generation.
+    assert_eq!((again(0, Some(6), A), again(0, Some(5), B), again(1, None, B)), (None, None, None));
+    assert_eq!((again(1, Some(5), B), again(77, Some(5), A)), (None, None));
+    let leave = LeaveRequest { protocol: PROTOCOL, rank: 0, generation: Some(7) };
+    assert!(matches!(m.leave("pair", &leave, A), Ok(Leaving::Noted)));
+    assert!(m.grant_again("pair", &with(0, Some(5)), A).is_none(), "it has its results");
+}
+
 #[test]
 fn slots_are_given_out_in_order() {
     let mut m = membership();

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use crate::cli::XdpMode;
 use crate::engine::{Capabilities, Interface, LinkState};
@@ -128,6 +129,8 @@ pub struct LinkFacts {
     pub xdp_features: Option<u64>,
     /// The name of the attached program; none if it may not be asked for.
     pub program_name: Option<String>,
+    /// What lies in paatp's folder for it in `/sys/fs/bpf`.
+    pub pins: Vec<PinFacts>,
     /// Offloads, by the kernel's names; none if it does not tell.
     pub offloads: Option<BTreeMap<String, Offload>>,
     /// Queues; none if the driver does not tell.
@@ -140,6 +143,17 @@ pub struct LinkFacts {
     pub peer: Peer,
     /// That one's transmit queues in use; none where it is in another namespace, which only counts those it could have.
     pub peer_transmit: Option<u32>,
+}
+
+/// A set of pins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PinFacts {
+    /// Where.
+    pub path: PathBuf,
+    /// Layout of its tables, if its name tells.
+    pub layout: Option<u64>,
+    /// Its link holds the program on the interface.
+    pub holds: bool,
 }
 
 /// One offload.

@@ -95,6 +95,8 @@ checks! {
     NativeMtu = "native-mtu",
     /// Programs that are attached already.
     Attached = "attached",
+    /// What aggregators have pinned for the interface.
+    Pins = "pins",
     /// The other end of a veth.
     VethPeer = "veth-peer",
     /// Queues of a veth.

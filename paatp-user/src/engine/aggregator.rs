@@ -508,9 +508,7 @@ impl Aggregator {
         if let Some(set) = self.set.take() {
             set.remove();
         }
-        if let Some(pinning) = self.pinning.take() {
-            pinning.remove();
-        }
+        // The lock stays until this is dropped: whoever started now would find the rest of this daemon.
     }
 }
 

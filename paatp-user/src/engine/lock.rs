@@ -14,10 +14,10 @@ const MAX_PID_BYTES: u64 = 16;
 /// Attempts to lock a file that its last owner removes meanwhile; each needs another daemon that ends just then.
 const ATTEMPTS: usize = 16;
 
-/// A held lock.
+/// A held lock. Dropping it removes its file.
 #[derive(Debug)]
 pub struct Lock {
-    file: Flock<File>,
+    _file: Flock<File>,
     path: PathBuf,
 }
 
@@ -51,16 +51,16 @@ impl Lock {
             }
             file.set_len(0)?;
             file.write_all(format!("{}\n", std::process::id()).as_bytes())?;
-            return Ok(Locked::Ours(Lock { file, path: path.into() }));
+            return Ok(Locked::Ours(Lock { _file: file, path: path.into() }));
         }
         Err(io::Error::new(io::ErrorKind::ResourceBusy, "the lock file is removed again and again"))
     }
+}
 
-    /// Gives the lock back and removes its file.
-    pub fn remove(self) {
+impl Drop for Lock {
+    fn drop(&mut self) {
         // While it is held: nobody else can have taken a file of this name.
         let _ = fs::remove_file(&self.path);
-        drop(self.file);
     }
 }
 
@@ -111,7 +111,7 @@ mod tests {
         let Ok(Locked::Ours(first)) = Lock::take(&path) else { panic!("taken") };
         assert!(matches!(Lock::take(&path), Ok(Locked::Taken(Some(pid))) if pid == std::process::id()));
         assert!(matches!(holder(&path), Ok(Some(Some(pid))) if pid == std::process::id()));
-        first.remove();
+        drop(first);
         assert!(!path.exists() && matches!(holder(&path), Ok(None)));
         assert!(matches!(Lock::take(&path), Ok(Locked::Ours(_))));
         assert!(Lock::take(&folder.path().join("no/folder")).is_err());

@@ -18,11 +18,11 @@ use super::pins::{DEFAULT_BPFFS, Found, LINK, PinError, Place, Set, Unusable, es
 /// What is at stake, for warnings.
 const WITHOUT: &str = "nothing is pinned: if this process is killed, running jobs end with it";
 
-/// A place for pins, locked for this process.
+/// A place for pins, locked for this process. Dropping it removes the lock, and folders that are empty.
 #[derive(Debug)]
 pub struct Pinning {
     place: Place,
-    lock: Lock,
+    _lock: Lock,
     interface: String,
 }
 
@@ -52,7 +52,9 @@ impl Pinning {
         let path = lock_file(runtime, &interface.name, place.namespace());
         let made = DirBuilder::new().recursive(true).mode(0o755).create(runtime);
         match made.and_then(|()| Lock::take(&path)) {
-            Ok(Locked::Ours(lock)) => Ok(Some(Pinning { place, lock, interface: interface.name.clone() })),
+            Ok(Locked::Ours(lock)) => {
+                Ok(Some(Pinning { place, _lock: lock, interface: interface.name.clone() }))
+            }
             Ok(Locked::Taken(pid)) => {
                 Err(EngineError::Locked { interface: interface.name.clone(), pid, path })
             }
@@ -129,11 +131,12 @@ impl Pinning {
             }
         }
     }
+}
 
-    /// Removes what is left of the place: empty folders and the lock.
-    pub fn remove(self) {
+impl Drop for Pinning {
+    fn drop(&mut self) {
+        // Before the lock goes, so that no other daemon is making pins meanwhile.
         self.place.remove_empty();
-        self.lock.remove();
     }
 }
 

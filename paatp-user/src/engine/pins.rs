@@ -236,12 +236,23 @@ impl Place {
     /// The pinned link that holds a program on an interface, with its layout if that can be told.
     #[must_use]
     pub fn holder(&self, interface: u32, program: Option<u32>) -> Option<(PathBuf, Option<u64>)> {
-        names(&self.folder).into_iter().find_map(|name| {
-            let path = self.folder.join(&name).join(LINK);
-            let facts = bpf::link_facts(bpf::open(&path).ok()?.as_fd()).ok()?;
-            let holds = facts.interface == interface && program.is_none_or(|id| id == facts.program);
-            holds.then(|| (path, SetName::parse(&name).map(|name| name.layout)))
-        })
+        let holders = self.all(interface, program).into_iter().filter(|(_, _, holds)| *holds);
+        holders.map(|(path, layout, _)| (path.join(LINK), layout)).next()
+    }
+
+    /// All sets of the interface, of whatever namespace and layout: the folder, the layout that its name tells, and whether
+    /// its link holds the program.
+    #[must_use]
+    pub fn all(&self, interface: u32, program: Option<u32>) -> Vec<(PathBuf, Option<u64>, bool)> {
+        let set = |name: String| {
+            let path = self.folder.join(&name);
+            let held = bpf::open(&path.join(LINK)).and_then(|link| bpf::link_facts(link.as_fd()));
+            let holds = |facts: LinkFacts| {
+                facts.interface == interface && program.is_none_or(|id| id == facts.program)
+            };
+            (path, SetName::parse(&name).map(|name| name.layout), held.is_ok_and(holds))
+        };
+        names(&self.folder).into_iter().map(set).collect()
     }
 
     /// Pins what `fill` pins in a folder, which then gets its name.
@@ -494,6 +505,22 @@ mod tests {
             prop_assert_eq!(unescape(&escape(&name)), name.clone());
             prop_assert!(!escape(&name).contains('.'));
         }
+    }
+
+    /// A map that is added to the object belongs into the table of shapes, and to what a new program is loaded for.
+    #[test]
+    fn all_maps_of_the_object_have_a_shape() {
+        use object::{Object, ObjectSection, ObjectSymbol};
+        let Ok(file) = object::File::parse(crate::object::OBJECT) else { return };
+        let section = file.sections().find(|section| section.name() == Ok("maps")).map(|maps| maps.index());
+        let symbols = file
+            .symbols()
+            .filter(|symbol| symbol.section_index() == section && !symbol.name().is_ok_and(str::is_empty));
+        let mut maps: Vec<&str> = symbols.filter_map(|symbol| symbol.name().ok()).collect();
+        let mut shapes: Vec<&str> = SHAPES.iter().map(|shape| shape.0).collect();
+        let mut loaded = super::super::aggregator::map::ALL;
+        (maps.sort_unstable(), shapes.sort_unstable(), loaded.sort_unstable());
+        assert_eq!((maps, shapes.as_slice()), (shapes.clone(), loaded.as_slice()));
     }
 
     #[test]

@@ -273,6 +273,19 @@ mod tests {
         }
     }
 
+    /// An aggregator that ends may be started again; whoever asks again shows the same attempt.
+    #[test]
+    fn a_stopping_aggregator_is_asked_again() {
+        let endpoint = server(&[
+            "503 Service Unavailable\r\nContent-Length: 56\r\n\r\n{\"code\":\"stopping\",\"title\":\"\",\"status\":503,\"detail\":\"e\"}",
+            "409 Conflict\r\nContent-Length: 54\r\n\r\n{\"code\":\"x\",\"title\":\"\",\"status\":409,\"detail\":\"enough\"}",
+        ]);
+        match ask(&endpoint, Duration::from_secs(20)) {
+            Err(ClientError::Refused { answer, .. }) => assert_eq!(answer.detail, "enough"),
+            other => panic!("{other:?}"),
+        }
+    }
+
     #[test]
     fn nobody_there_is_an_error_after_the_timeout() {
         let listener = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());

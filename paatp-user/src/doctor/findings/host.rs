@@ -226,9 +226,9 @@ fn bpffs(state: Bpffs) -> Finding {
     };
     Finding::new(
         Check::Bpffs,
-        Severity::Note,
+        Severity::Warning,
         what,
-        "paatp keeps nothing there and works without; xdp-loader and `bpftool … pin` need it",
+        "paatp works without, but pins nothing then: if it is killed, jobs that run end with it instead of going on",
     )
     .mend(fix)
 }

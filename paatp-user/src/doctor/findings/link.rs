@@ -1,5 +1,7 @@
 //! The interface: addresses, MTU, driver, what is attached, the other end of a veth.
 
+use paatp_common::layout::LAYOUT;
+
 use crate::cli::XdpMode;
 use crate::doctor::facts::{LinkFacts, Peer, Question};
 use crate::doctor::report::{Check, Finding, Severity};
@@ -23,6 +25,7 @@ pub fn findings(facts: &LinkFacts, question: &Question) -> Vec<Finding> {
         found.extend(peer(facts));
     }
     found.push(attached(facts));
+    found.push(pins(facts));
     found
 }
 
@@ -232,6 +235,43 @@ fn peer(facts: &LinkFacts) -> Option<Finding> {
         return Some(Finding::new(Check::VethPeer, Severity::Warning, what, why).mend(fix));
     }
     Some(Finding::new(Check::VethPeer, Severity::Error, what, why).mend(fix))
+}
+
+fn pins(facts: &LinkFacts) -> Finding {
+    let name = &facts.interface.name;
+    let mend = format!("paatp cleanup --iface {name} --dry-run   # then without --dry-run");
+    if let Some(held) = facts.pins.iter().find(|pins| pins.holds && pins.layout != Some(LAYOUT)) {
+        let layout = held.layout.map_or_else(|| "unknown".to_owned(), |layout| format!("{layout:016x}"));
+        return Finding::new(
+            Check::Pins,
+            Severity::Error,
+            format!(
+                "a link of another build holds {name}: pinned at {}, layout {layout}",
+                held.path.display()
+            ),
+            "this build cannot go on with its tables, and nobody else can attach while its pin is there",
+        )
+        .mend(format!("if no `paatp run` of that build is running: {mend}"));
+    }
+    if let Some(left) = facts.pins.iter().find(|pins| !pins.holds) {
+        return Finding::new(
+            Check::Pins,
+            Severity::Warning,
+            format!("pins are left over at {}", left.path.display()),
+            "a killed aggregator left them, and none can go on with them; they hold memory",
+        )
+        .mend(mend);
+    }
+    match facts.pins.first() {
+        Some(pins) => Finding::ok(
+            Check::Pins,
+            format!(
+                "program and tables are pinned at {}; a start after a kill goes on with them",
+                pins.path.display()
+            ),
+        ),
+        None => Finding::ok(Check::Pins, format!("nothing is pinned for {name}")),
+    }
 }
 
 fn attached(facts: &LinkFacts) -> Finding {

@@ -53,5 +53,6 @@ fn absent(name: &str, error: &str, owner: Option<&str>) -> Finding {
 
 /// The program on the interface is paatp's, as far as its name tells. The kernel keeps 15 bytes of a program's name.
 fn runs_paatp(link: &LinkFacts) -> bool {
-    link.link.xdp.is_some() && matches!(link.program_name.as_deref(), Some("aggregate" | "aggregate_wide"))
+    let named = matches!(link.program_name.as_deref(), Some("aggregate" | "aggregate_wide"));
+    link.link.xdp.is_some() && (named || link.pins.iter().any(|pins| pins.holds))
 }

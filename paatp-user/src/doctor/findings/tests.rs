@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use paatp_common::layout::LAYOUT;
+
 use super::findings;
 use crate::cli::XdpMode;
 use crate::doctor::facts::{
-    Bpffs, Call, Facts, FlowRule, HostFacts, InterfaceFacts, LinkFacts, Offload, Peer, Question, Queues,
-    Route, WorkerFacts,
+    Bpffs, Call, Facts, FlowRule, HostFacts, InterfaceFacts, LinkFacts, Offload, Peer, PinFacts, Question,
+    Queues, Route, WorkerFacts,
 };
 use crate::doctor::report::{Check, Severity};
 use crate::engine::{Capabilities, Interface, LinkState, XdpState};
@@ -47,6 +49,7 @@ fn link() -> LinkFacts {
         driver: Some("mlx5_core".into()),
         xdp_features: Some(0x7f),
         program_name: None,
+        pins: Vec::new(),
         offloads: Some(BTreeMap::new()),
         queues: Some(Queues { receive: 4, transmit: 4, receive_most: 8, transmit_most: 8, combined: true }),
         rules: Some(Vec::new()),
@@ -160,11 +163,11 @@ fn machine() {
     on_host(|host| host.kernel = "5.15.0-91-generic".into(), Check::Kernel, Error, &["5.18"]);
     on_host(|host| host.kernel = "odd".into(), Check::Kernel, Warning, &["odd"]);
     on_host(|host| host.btf = false, Check::Btf, Note, &["does not need it"]);
-    on_host(|host| host.bpffs = Bpffs::Missing, Check::Bpffs, Note, &["mount -t bpf bpf /sys/fs/bpf"]);
+    on_host(|host| host.bpffs = Bpffs::Missing, Check::Bpffs, Warning, &["mount -t bpf bpf /sys/fs/bpf"]);
     on_host(
         |host| host.bpffs = Bpffs::ReadOnly,
         Check::Bpffs,
-        Note,
+        Warning,
         &["remount,rw", "ProtectKernelTunables"],
     );
     on_host(|host| host.memlock = Some(0), Check::Memlock, Ok, &["control group"]);
@@ -300,6 +303,19 @@ fn other_programs() {
     );
     on_link(attached(2, None), Check::Attached, Error, &["id 77", "generic", "bpftool net show dev eth0"]);
     on_link(attached(1, Some("aggregate")), Check::Attached, Note, &["paatp's program"]);
+    let pinned = |holds, layout| {
+        move |link: &mut LinkFacts, question: &mut Question| {
+            attached(1, None)(link, question);
+            link.pins = vec![PinFacts { path: "/sys/fs/bpf/paatp/eth0/x".into(), layout, holds }];
+        }
+    };
+    // Without CAP_SYS_ADMIN its name is not told, but its pins are.
+    on_link(pinned(true, Some(LAYOUT)), Check::Attached, Note, &["paatp's program"]);
+    on_link(pinned(true, Some(LAYOUT)), Check::Pins, Ok, &["goes on with them"]);
+    let held = &["/sys/fs/bpf/paatp/eth0/x", "layout 0000000000000007", "paatp cleanup --iface eth0"];
+    on_link(pinned(true, Some(7)), Check::Pins, Error, held);
+    on_link(pinned(false, Some(LAYOUT)), Check::Pins, Warning, &["left over", "paatp cleanup --iface eth0"]);
+    on_link(pinned(false, None), Check::Pins, Warning, &["left over"]);
     // Then it is no surprise that the port is taken.
     let ours = |facts: &mut Facts| {
         facts.host.listeners = vec![IpAddr::from([10, 0, 0, 1])];

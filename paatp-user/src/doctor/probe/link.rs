@@ -1,13 +1,15 @@
 //! The interface.
 
 use std::net::IpAddr;
+use std::path::Path;
 
 use aya::programs::loaded_programs;
 use nix::net::if_::if_nametoindex;
 
 use super::{ioctl, netdev};
-use crate::doctor::facts::{InterfaceFacts, LinkFacts, Peer};
-use crate::engine::{Interface, LinkState, names, owner_of, query, query_in};
+use crate::doctor::facts::{InterfaceFacts, LinkFacts, Peer, PinFacts};
+use crate::engine::pins::{Place, SetName};
+use crate::engine::{DEFAULT_BPFFS, Interface, LinkState, names, owner_of, query, query_in};
 
 pub fn look(name: Option<&str>) -> InterfaceFacts {
     let Some(name) = name else { return InterfaceFacts::NotAsked };
@@ -34,6 +36,7 @@ pub fn look(name: Option<&str>) -> InterfaceFacts {
         driver: ioctl::driver(name),
         xdp_features: netdev::xdp_features(index),
         program_name: link.xdp.and_then(|xdp| program_name(xdp.program?)),
+        pins: pins(&interface, &link),
         offloads: ioctl::offloads(name),
         queues: ioctl::queues(name),
         rules: ioctl::flow_rules(name),
@@ -48,6 +51,18 @@ pub fn look(name: Option<&str>) -> InterfaceFacts {
         interface,
         link,
     }))
+}
+
+/// What earlier and present aggregators have pinned for an interface of this network namespace.
+fn pins(interface: &Interface, link: &LinkState) -> Vec<PinFacts> {
+    let Ok(place) = Place::new(Path::new(DEFAULT_BPFFS), &interface.name) else { return Vec::new() };
+    let program = link.xdp.map_or(Some(0), |xdp| xdp.program);
+    let is_here = |path: &Path| {
+        let name = path.file_name().and_then(|name| SetName::parse(name.to_str()?));
+        name.is_none_or(|name| name.namespace == place.namespace())
+    };
+    let here = place.all(interface.index, program).into_iter().filter(|(path, _, _)| is_here(path));
+    here.map(|(path, layout, holds)| PinFacts { path, layout, holds }).collect()
 }
 
 /// The other end of a veth, in whatever network namespace it is.
