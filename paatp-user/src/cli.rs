@@ -122,6 +122,8 @@ pub enum Command {
     /// Operator: create, see, change and delete the jobs of a running aggregator.
     #[command(after_help = AFTER_JOB)]
     Job(Job),
+    /// The metrics that an aggregator exports.
+    Metrics(Metrics),
     /// What keeps `paatp run` from running well here: looks at everything it depends on, says why and what mends it.
     #[command(after_help = doctor::AFTER_DOCTOR)]
     Doctor(Doctor),
@@ -131,6 +133,34 @@ pub enum Command {
     /// Give each UDP port of an aggregator a receive queue of its own: prints the ethtool rules, or makes them.
     #[command(after_help = doctor::AFTER_SETUP_QUEUES)]
     SetupQueues(SetupQueues),
+}
+
+/// `paatp metrics`
+#[derive(Debug, Args)]
+pub struct Metrics {
+    /// What to do.
+    #[command(subcommand)]
+    pub action: MetricsAction,
+}
+
+/// What can be done with metrics.
+#[derive(Clone, Copy, Debug, Subcommand)]
+pub enum MetricsAction {
+    /// List all of them: name, kind, labels, meaning.
+    List {
+        /// How.
+        #[arg(long, value_enum, default_value = "md")]
+        format: ListFormat,
+    },
+}
+
+/// How a list is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ListFormat {
+    /// Markdown, for people.
+    Md,
+    /// JSON, for programs.
+    Json,
 }
 
 /// A path that may be empty, to say "none".
@@ -210,6 +240,10 @@ pub struct Run {
     /// Address that jobs can be managed at (`paatp job`), besides 127.0.0.1 and ::1.
     #[arg(long, value_name = "ADDR[:PORT]", env = "PAATP_CONTROL", hide_env_values = true)]
     pub control: Option<String>,
+    /// Serve metrics for Prometheus at this address as well, on a thread of its own and without TLS or a token. They are
+    /// always at /metrics where jobs are managed.
+    #[arg(long, value_name = "ADDR:PORT", env = "PAATP_METRICS", hide_env_values = true)]
+    pub metrics: Option<std::net::SocketAddr>,
     /// Speak TLS on the control port with this certificate chain; workers then need --tls-ca.
     #[arg(long, value_name = "FILE.pem")]
     pub tls_certificate: Option<PathBuf>,

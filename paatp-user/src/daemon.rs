@@ -15,6 +15,7 @@ use tracing::{error, info, warn};
 
 use crate::cli::Run;
 use crate::config::{self, Access, ConfigError, Jobs, NodeConfig};
+use crate::control::error::ControlError;
 use crate::control::http::{self, Scope, TlsError};
 use crate::control::listen::{ListenError, listen, parse_address};
 use crate::control::pacing::PACE_INTERVAL;
@@ -25,7 +26,7 @@ use crate::control::token::{self, DEFAULT_TOKEN_FILE, Secret, TokenError};
 use crate::engine::{Aggregator, EngineError, Interface, Options, fitting_lanes, ip_and_udp_bytes};
 use crate::restart;
 use crate::telemetry::snapshot::{AttachmentStatus, Build};
-use crate::telemetry::{Identity, Telemetry};
+use crate::telemetry::{Identity, Telemetry, metrics};
 
 /// Time between two looks at the interface.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
@@ -82,6 +83,9 @@ pub enum DaemonError {
         #[source]
         source: std::io::Error,
     },
+    /// The metrics cannot be made.
+    #[error("cannot make metrics; this is a mistake in this program")]
+    Metrics(#[source] ControlError),
     /// The counters cannot be written.
     #[error("cannot write the counters to {path}; check that its folder exists and may be written to")]
     Counters {
@@ -228,6 +232,10 @@ async fn serve(args: &Run, plan: &Plan, object: &[u8]) -> Result<(), DaemonError
     let control = Control::new(membership, engine.clone()).with_token(token).with_telemetry(telemetry);
     let control = control.with_keeper(keeper);
     lock(&engine).own();
+    if let Some(address) = args.metrics {
+        metrics::server::start(address, control.exporter().map_err(DaemonError::Metrics)?)?;
+        info!(%address, "metrics");
+    }
     tell_ready(&served, &lock(&engine), &listeners);
     let result = tokio::select! {
         () = control.clone().serve(listeners, tls) => Ok(()),

@@ -7,12 +7,13 @@ use std::process::ExitCode;
 use anyhow::{Context, Error};
 use clap::Parser;
 use paatp_user::cleanup;
-use paatp_user::cli::{Allreduce, Cleanup, Cli, Command, Job, Run};
+use paatp_user::cli::{Allreduce, Cleanup, Cli, Command, Job, ListFormat, Metrics, MetricsAction, Run};
 use paatp_user::client;
 use paatp_user::daemon::{self, DaemonError};
 use paatp_user::doctor::{self, Doctor};
 use paatp_user::object::OBJECT;
 use paatp_user::sim::{self, Sim};
+use paatp_user::telemetry::metrics;
 use paatp_user::worker;
 use tracing_subscriber::EnvFilter;
 
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
         Command::Allreduce(_)
         | Command::Job(_)
         | Command::Sim(_)
+        | Command::Metrics(_)
         | Command::Doctor(_)
         | Command::Cleanup(_)
         | Command::SetupQueues(_) => WORKER_FILTER,
@@ -40,6 +42,7 @@ fn main() -> ExitCode {
             Command::Allreduce(args) => allreduce(args),
             Command::Sim(args) => simulate(args),
             Command::Job(args) => job(args),
+            Command::Metrics(args) => list_metrics(args),
             Command::Doctor(args) => return examine(args),
             Command::Cleanup(args) => clean(args),
             Command::SetupQueues(args) => {
@@ -122,6 +125,16 @@ fn clean(args: &Cleanup) -> Result<(), Failure> {
 fn job(args: &Job) -> Result<(), Failure> {
     let text = client::job::run(args)?;
     // Whoever closed standard output does not want it.
+    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+    Ok(())
+}
+
+fn list_metrics(args: &Metrics) -> Result<(), Failure> {
+    let MetricsAction::List { format } = args.action;
+    let text = match format {
+        ListFormat::Md => metrics::markdown(),
+        ListFormat::Json => metrics::json()?,
+    };
     let _ = std::io::stdout().lock().write_all(text.as_bytes());
     Ok(())
 }

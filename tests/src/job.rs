@@ -145,7 +145,15 @@ impl<'a> Running<'a> {
     ///
     /// # Errors
     /// Where they do not end in time, or [`INTERRUPTED`] is set.
-    pub fn finish(mut self, deadline: Duration) -> Result<JobResult> {
+    pub fn finish(self, deadline: Duration) -> Result<JobResult> {
+        self.finish_after(deadline, || {})
+    }
+
+    /// The same, and says when the workers have ended: before the aggregator is stopped.
+    ///
+    /// # Errors
+    /// As [`Running::finish`].
+    pub fn finish_after(mut self, deadline: Duration, ended: impl FnOnce()) -> Result<JobResult> {
         let end = Instant::now() + deadline;
         wait_until("all ranks had ended", deadline, || {
             ensure!(!INTERRUPTED.load(Ordering::Relaxed), "interrupted");
@@ -163,6 +171,7 @@ impl<'a> Running<'a> {
             let outputs = self.workers.iter().map(Process::output).collect::<Vec<_>>();
             format!("the ranks wrote: {outputs:#?}")
         })?;
+        ended();
         let mut ranks = Vec::new();
         for (worker, command) in self.workers.iter_mut().zip(&self.commands) {
             let finished =

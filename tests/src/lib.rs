@@ -7,7 +7,9 @@
 pub mod audit;
 pub mod bed;
 pub mod disturbance;
+pub mod exposition;
 pub mod gradients;
+pub mod http;
 pub mod job;
 pub mod kernel;
 pub mod lab;
@@ -27,4 +29,4 @@ pub use gradients::{Dtype, Gradient, Tensor};
 pub use job::{JobOptions, JobResult, Running};
 pub use lab::{Family, Lab, Layout};
 pub use process::{Aggregator, Process, WorkerCommand};
-pub use skip::{require_bpf, skip};
+pub use skip::{require_bpf, require_program, skip};

@@ -23,6 +23,23 @@ pub fn require_bpf(name: &str) -> bool {
     false
 }
 
+/// Whether a program that the test `name` starts is installed; `cargo xtask setup` installs it. If not, the same as with
+/// [`require_bpf`].
+///
+/// # Panics
+/// Instead of returning false, where `PAATP_REQUIRE_BPF=1`.
+#[must_use]
+pub fn require_program(name: &str, program: &str) -> bool {
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    if std::env::split_paths(&paths).any(|folder| folder.join(program).is_file()) {
+        return true;
+    }
+    let required = std::env::var(REQUIRE_BPF).is_ok_and(|value| !matches!(value.as_str(), "" | "0"));
+    assert!(!required, "{name} cannot run: `{program}` is not installed; `cargo xtask setup` installs it");
+    skip(name, &format!("no `{program}`; `cargo xtask setup` installs it"));
+    false
+}
+
 /// Tells that a test did not run.
 pub fn skip(name: &str, reason: &str) {
     let line = format!("SKIPPED: {name}: {reason}");

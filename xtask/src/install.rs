@@ -1,5 +1,6 @@
 //! The two things that `setup` can do: install Debian packages and build bpf-linker.
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
@@ -11,6 +12,10 @@ use crate::probe;
 use crate::process;
 use crate::workspace::Workspace;
 
+/// The package that Debian starts a service of.
+const SERVICE: &str = "prometheus";
+/// There where systemd runs.
+const SYSTEMD: &str = "/run/systemd/system";
 /// How long to wait before the one retry of something that went over the network.
 const PAUSE: Duration = Duration::from_secs(5);
 
@@ -27,7 +32,14 @@ pub fn packages(packages: &[String]) -> Result<()> {
             "Check the network and /etc/apt/sources.list: the packages come from Debian's main and \
              its security suite. Then repeat `cargo xtask setup`.",
         )
-    })
+    })?;
+    if packages.iter().any(|package| package == SERVICE) && Path::new(SYSTEMD).is_dir() {
+        // The tests start their own; nobody asked for one on this machine.
+        let mut command = Command::new("systemctl");
+        command.args(["disable", "--now", SERVICE]);
+        process::run(&mut command, "Its service runs now; end it if you do not want it.")?;
+    }
+    Ok(())
 }
 
 /// Builds bpf-linker for an LLVM major into a folder of its own.

@@ -23,6 +23,7 @@ use utoipa_axum::routes;
 use crate::config::JobConfig;
 
 use crate::telemetry::history::Series;
+use crate::telemetry::metrics::server;
 use crate::telemetry::snapshot::Snapshot;
 
 use super::error::ControlError;
@@ -80,6 +81,7 @@ pub(super) fn parts() -> (Router<Control>, utoipa::openapi::OpenApi) {
         .routes(routes!(readyz))
         .routes(routes!(node))
         .routes(routes!(drain))
+        .routes(routes!(metrics))
         .routes(routes!(status))
         .routes(routes!(history))
         .routes(routes!(list, create))
@@ -222,6 +224,21 @@ async fn node(State(control): State<Control>, caller: Caller) -> Result<Json<Nod
 async fn status(State(control): State<Control>, caller: Caller) -> Result<Json<Snapshot>, ControlError> {
     control.authorize(&caller, Right::Look)?;
     control.look().await.map(Json)
+}
+
+/// Metrics in Prometheus' text format 0.0.4.
+#[utoipa::path(get, path = "/metrics", tag = "node", responses(
+    (status = 200, body = String, content_type = "text/plain"),
+    (status = 503, body = String, content_type = "text/plain"),
+    (status = "4XX", body = Problem, content_type = "application/problem+json"),
+    (status = "5XX", body = Problem, content_type = "application/problem+json"),
+))]
+async fn metrics(State(control): State<Control>, caller: Caller) -> Result<Response, ControlError> {
+    // As `Right::Look`, without the lock: whatever holds that must not keep metrics away.
+    if caller.peer.scope != Scope::Management {
+        return Err(ControlError::NotHere);
+    }
+    Ok(server::answer(&control.exporter()?).await)
 }
 
 /// Which minutes of which job.

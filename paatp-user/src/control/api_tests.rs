@@ -102,7 +102,7 @@ fn changes_need_the_token_and_workers_addresses_take_none() {
         }
         assert_eq!(refused(Some(TOKEN), server.workers), (403, "not_here".into()));
     }
-    for path in ["/v1/jobs", "/v1/node", "/v1/status", "/v1/history?job=pair"] {
+    for path in ["/v1/jobs", "/v1/node", "/v1/status", "/v1/history?job=pair", "/metrics"] {
         assert_eq!(server.refusal(send(server.workers, "GET", path, "")), (403, "not_here".into()));
     }
     // What workers may see: whether it lives, the description, and jobs that are open.
@@ -179,8 +179,9 @@ fn slow_bodies_are_given_up() {
 const METHODS: [&str; 6] = ["get", "put", "post", "delete", "patch", "options"];
 
 /// Pages, as the documentation lists them.
-const PAGES: [(&str, &[&str]); 12] = [
+const PAGES: [(&str, &[&str]); 13] = [
     ("/healthz", &["get"]),
+    ("/metrics", &["get"]),
     ("/readyz", &["get"]),
     ("/v1/history", &["get"]),
     ("/v1/jobs", &["get", "post"]),

@@ -187,6 +187,22 @@ pub enum JobState {
     Failed,
 }
 
+impl JobState {
+    /// All of them.
+    pub const ALL: [JobState; 4] = [JobState::Idle, JobState::Forming, JobState::Running, JobState::Failed];
+
+    /// As JSON has it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            JobState::Idle => "idle",
+            JobState::Forming => "forming",
+            JobState::Running => "running",
+            JobState::Failed => "failed",
+        }
+    }
+}
+
 /// Element of `GET /v1/jobs`, and with ranks and counters the body of `GET /v1/jobs/{name}`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct JobStatus {

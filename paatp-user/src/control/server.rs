@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::Router;
@@ -19,6 +19,7 @@ use crate::config::{Access, FailurePolicy, JobConfig};
 use crate::engine::{Aggregator, EngineError, ProgressSnapshot};
 use crate::telemetry::Telemetry;
 use crate::telemetry::history::Series;
+use crate::telemetry::metrics::Exporter;
 use crate::telemetry::snapshot::Snapshot;
 use paatp_transport::words::Ranks;
 
@@ -132,7 +133,7 @@ pub(super) struct Inner {
 
 /// The server's state, shared by all connections.
 #[derive(Clone)]
-pub struct Control(Arc<Mutex<Inner>>, Arc<Semaphore>);
+pub struct Control(Arc<Mutex<Inner>>, Arc<Semaphore>, Arc<OnceLock<Arc<Exporter>>>);
 
 /// What somebody wants to do.
 #[derive(Clone, Copy, Debug)]
@@ -195,7 +196,7 @@ impl Control {
             telemetry: Telemetry::blind(),
             keeper: None,
         };
-        Control(Arc::new(Mutex::new(inner)), Arc::new(Semaphore::new(LOOKS)))
+        Control(Arc::new(Mutex::new(inner)), Arc::new(Semaphore::new(LOOKS)), Arc::default())
     }
 
     /// With a token for changes.
@@ -448,6 +449,21 @@ impl Control {
             (inner.telemetry.clone(), inner.membership.facts())
         };
         telemetry.snapshot(&facts)
+    }
+
+    /// What makes metrics of it.
+    ///
+    /// # Errors
+    /// If the list of metrics contradicts itself.
+    pub fn exporter(&self) -> Result<Arc<Exporter>, ControlError> {
+        if let Some(exporter) = self.2.get() {
+            return Ok(exporter.clone());
+        }
+        let (telemetry, inner) = (self.lock().telemetry.clone(), self.0.clone());
+        let facts = move || inner.lock().unwrap_or_else(PoisonError::into_inner).membership.facts();
+        let exporter = Exporter::new(&telemetry, Arc::new(facts));
+        let exporter = exporter.map_err(|cause| ControlError::Tables(cause.to_string()))?;
+        Ok(self.2.get_or_init(|| Arc::new(exporter)).clone())
     }
 
     /// The same, on a thread of its own, for as many as may look at a time.

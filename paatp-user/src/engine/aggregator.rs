@@ -1,7 +1,7 @@
 //! The running engine: a loaded and attached program with its tables.
 
 use std::collections::BTreeMap;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use aya::maps::{Array, Map, MapData, MapError, PerCpuArray};
@@ -20,6 +20,7 @@ use crate::cli::XdpMode;
 use crate::config::{Jobs, SlotSize};
 use crate::control::membership::Formation;
 
+use super::bpf;
 use super::attach::{AttachedMode, Attachment};
 use super::capabilities::Capabilities;
 use super::error::{Context, EngineError, Step, error_number, explain, verifier_log};
@@ -101,6 +102,8 @@ pub struct Aggregator {
     attachment: Attachment,
     maps: Maps,
     jobs: JobTable,
+    /// The program, to ask the kernel what it costs.
+    program: Option<OwnedFd>,
     /// The ranks of each job, as they were written.
     members: BTreeMap<u16, Vec<RankEntry>>,
     interface: Interface,
@@ -166,6 +169,7 @@ impl Aggregator {
         let node = interface.node(options.port_base, options.ports);
         set_node(&mut maps, node)?;
         let xdp = program(&mut ebpf, size, context)?;
+        let program = xdp.fd().ok().and_then(|fd| fd.as_fd().try_clone_to_owned().ok());
         let mut attachment = Attachment::new(xdp, interface.index, options.mode, context)?;
         let set = pinning.and_then(|pins| pins.pin(&maps, xdp, &layout::build(object), &mut attachment));
         if !attachment.is_attached() {
@@ -174,6 +178,7 @@ impl Aggregator {
         Ok(Aggregator {
             attachment,
             jobs: job_table(&maps)?,
+            program,
             maps,
             members: BTreeMap::new(),
             interface,
@@ -212,10 +217,12 @@ impl Aggregator {
             change_program(object, options, &set, size, &mut attachment, context)?;
         }
         set.forget_other_programs(&ours);
+        let program = bpf::open(&set.program(&ours)).ok();
         let node = adopt_node(&mut maps, &interface, options)?;
         let mut aggregator = Aggregator {
             attachment,
             jobs: job_table(&maps)?,
+            program,
             maps,
             members: BTreeMap::new(),
             interface,
@@ -476,7 +483,7 @@ impl Aggregator {
     /// # Errors
     /// If the process has no descriptors left.
     pub fn reader(&self) -> Result<Reader, EngineError> {
-        Reader::new(&self.maps, self.size)
+        Reader::new(&self.maps, self.size, self.program.as_ref().map(AsFd::as_fd))
     }
 
     /// The interface is there and our program on it.

@@ -97,6 +97,9 @@ pub enum EngineError {
         #[source]
         source: Box<aya::maps::MapError>,
     },
+    /// The kernel does not tell what the program cost.
+    #[error("cannot read what the program cost; is /proc mounted?")]
+    Cost(#[source] io::Error),
     /// A table cannot be opened once more.
     #[error("cannot open the table {map} a second time; raise the limit of open files (ulimit -n)")]
     Descriptor {

@@ -1,16 +1,18 @@
 //! Reads the tables of a running engine beside it: with descriptors of its own, so that nobody who looks at a node holds up
 //! those who change it.
 
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
 use aya::maps::{Array, Map, MapData, PerCpuArray};
 use paatp_common::counter::Counters;
 use paatp_common::job::JobEntry;
 use paatp_common::progress::RankRecord;
 use paatp_common::seq::Seq;
 use paatp_common::slot::Slot;
-use std::os::fd::AsFd;
 
 use crate::config::SlotSize;
-use crate::telemetry::read::View;
+use crate::telemetry::read::{Cost, View};
 
 use super::aggregator::{PROGRESS_WORDS, Raw, map, no_map, progress_of, table_error};
 use super::error::EngineError;
@@ -24,6 +26,7 @@ pub struct Reader {
     counters: PerCpuArray<MapData, Raw<Counters>>,
     progress: Array<MapData, [u64; PROGRESS_WORDS]>,
     slots: Slots,
+    program: Option<OwnedFd>,
 }
 
 enum Slots {
@@ -32,7 +35,11 @@ enum Slots {
 }
 
 impl Reader {
-    pub(super) fn new(maps: &Maps, size: SlotSize) -> Result<Reader, EngineError> {
+    pub(super) fn new(
+        maps: &Maps,
+        size: SlotSize,
+        program: Option<BorrowedFd<'_>>,
+    ) -> Result<Reader, EngineError> {
         Ok(Reader {
             counters: open(maps, map::COUNTERS)?,
             progress: open(maps, map::PROGRESS)?,
@@ -40,8 +47,21 @@ impl Reader {
                 SlotSize::Standard => Slots::Standard(open(maps, map::SLOTS)?),
                 SlotSize::Wide => Slots::Wide(open(maps, map::WIDE_SLOTS)?),
             },
+            program: program.and_then(|program| program.try_clone_to_owned().ok()),
         })
     }
+}
+
+/// The kernel counts run times of programs while this is 1.
+const STATISTICS: &str = "/proc/sys/kernel/bpf_stats_enabled";
+
+/// What `/proc/self/fdinfo` says of a program.
+fn cost_of(fdinfo: &str) -> Option<Cost> {
+    let number = |name: &str| {
+        let line = fdinfo.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim_start_matches(':').trim().parse().ok()
+    };
+    Some(Cost { run_time: Duration::from_nanos(number("run_time_ns")?), runs: number("run_cnt")? })
 }
 
 /// A table by a descriptor of its own.
@@ -77,6 +97,15 @@ impl View for Reader {
         Ok((0..usize::from(entry.world)).map(|rank| progress.reached(entry.generation, rank)).collect())
     }
 
+    fn cost(&self) -> Result<Option<Cost>, EngineError> {
+        let Some(program) = &self.program else { return Ok(None) };
+        let path = format!("/proc/self/fdinfo/{}", program.as_raw_fd());
+        let fdinfo = std::fs::read_to_string(path).map_err(EngineError::Cost)?;
+        let counts = std::fs::read_to_string(STATISTICS).is_ok_and(|value| value.trim() == "1");
+        // What was counted before it was switched off stays.
+        Ok(cost_of(&fdinfo).filter(|cost| counts || cost.runs > 0))
+    }
+
     fn slot(&self, _: u16, entry: &JobEntry, seq: Seq) -> Result<Slot, EngineError> {
         // Rings are powers of two.
         let index = entry.first_slot.wrapping_add(seq.0 & entry.slots.wrapping_sub(1));
@@ -91,4 +120,16 @@ impl View for Reader {
 /// What a slot knows besides its lanes.
 fn head(bytes: &[u8]) -> Slot {
     bytes.get(..size_of::<Slot>()).map(bytemuck::pod_read_unaligned).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cost_is_read_where_it_is_told() {
+        let told = "pos:\t0\nprog_type:\t6\nrun_time_ns:\t1500\nrun_cnt:\t3\nrecursion_misses:\t0\n";
+        let cost = Cost { run_time: Duration::from_nanos(1500), runs: 3 };
+        assert_eq!((cost_of(told), cost_of("pos:\t0\n")), (Some(cost), None));
+    }
 }

@@ -6,6 +6,7 @@
 
 pub mod history;
 pub mod ledger;
+pub mod metrics;
 pub mod read;
 pub mod snapshot;
 pub mod stall;
@@ -118,15 +119,23 @@ impl Telemetry {
         found.unwrap_or_else(|| history::History::default().series(name, lanes, since))
     }
 
-    /// Everything at this moment. Reads tables, up to tens of thousands of slots: not for the core loop.
+    /// What does not change.
     #[must_use]
-    pub fn snapshot(&self, facts: &Facts) -> Snapshot {
-        let Shared { view, identity, start, .. } = &*self.0;
-        let (readings, mut problems) = read::read(&**view, &facts.jobs, true);
-        let counters = view.counters().unwrap_or_else(|cause| {
-            problems.push(format!("counters: {cause}"));
-            Counters::default()
-        });
+    pub fn identity(&self) -> &Identity {
+        &self.0.identity
+    }
+
+    /// The tables.
+    #[must_use]
+    pub fn view(&self) -> &dyn View {
+        &*self.0.view
+    }
+
+    /// All jobs at this moment, and what could not be read of them. Reads tables, up to tens of thousands of slots: not
+    /// for the core loop.
+    #[must_use]
+    pub fn jobs(&self, facts: &Facts) -> (Vec<JobSnapshot>, Vec<String>) {
+        let (readings, problems) = read::read(self.view(), &facts.jobs, true);
         let now = Instant::now();
         let mut ledger = self.ledger();
         ledger.observe(now, &facts.jobs, &readings);
@@ -134,9 +143,20 @@ impl Telemetry {
             let reading = readings.iter().find(|reading| reading.number == facts.status.job);
             ledger.job(facts.status.job).map(|ledger| job_snapshot(now, facts, reading, ledger))
         };
-        let jobs: Vec<JobSnapshot> = facts.jobs.iter().filter_map(job).collect();
-        drop(ledger);
-        let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        (facts.jobs.iter().filter_map(job).collect(), problems)
+    }
+
+    /// Everything at this moment. Reads tables, up to tens of thousands of slots: not for the core loop.
+    #[must_use]
+    pub fn snapshot(&self, facts: &Facts) -> Snapshot {
+        let Shared { view, identity, start, .. } = &*self.0;
+        let (jobs, mut problems) = self.jobs(facts);
+        let counters = view.counters().unwrap_or_else(|cause| {
+            problems.push(format!("counters: {cause}"));
+            Counters::default()
+        });
+        let (now, unix) = (Instant::now(), SystemTime::now());
+        let unix = unix.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Snapshot {
             schema_version: SCHEMA_VERSION,
             unix_seconds: unix.as_secs_f64(),

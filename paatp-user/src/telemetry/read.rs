@@ -1,5 +1,7 @@
 //! Reads the data plane's tables for those who look. Each read is one system call, without a lock; walks are bounded.
 
+use std::time::Duration;
+
 use paatp_common::counter::Counters;
 use paatp_common::job::{JobEntry, QUORUM_ALL};
 use paatp_common::progress::RankRecord;
@@ -17,6 +19,15 @@ pub const MAX_SLOTS_COUNTED: u32 = 4096;
 
 /// Most slots that one look at all jobs counts.
 pub const MAX_SLOTS_OF_A_LOOK: u32 = 32_768;
+
+/// What the program cost so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cost {
+    /// Time that it ran, on all CPUs.
+    pub run_time: Duration,
+    /// How often.
+    pub runs: u64,
+}
 
 /// The data plane's tables, read without anybody's lock.
 pub trait View: Send + Sync {
@@ -37,6 +48,14 @@ pub trait View: Send + Sync {
     /// # Errors
     /// If the table cannot be read.
     fn slot(&self, number: u16, entry: &JobEntry, seq: Seq) -> Result<Slot, EngineError>;
+
+    /// What the program cost, where the kernel counts that.
+    ///
+    /// # Errors
+    /// If the kernel does not tell.
+    fn cost(&self) -> Result<Option<Cost>, EngineError> {
+        Ok(None)
+    }
 }
 
 /// A slot that waits for contributions.

@@ -1,0 +1,63 @@
+//! Asks an HTTP server in a namespace, as plainly as possible: one request of HTTP/1.0 a connection.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::netns::Namespace;
+
+/// Longest wait for anything.
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// What came back.
+#[derive(Clone, Debug, Default)]
+pub struct Response {
+    /// The status.
+    pub status: u16,
+    /// Names in lower case, and values.
+    pub headers: Vec<(String, String)>,
+    /// The body.
+    pub body: String,
+}
+
+impl Response {
+    /// The value of a header.
+    #[must_use]
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(header, _)| header == name).map(|(_, value)| value.as_str())
+    }
+}
+
+/// Sends a request without a body from inside a namespace.
+///
+/// # Errors
+/// Where nobody answers.
+pub fn ask(namespace: &Namespace, address: SocketAddr, method: &str, path: &str) -> Result<Response> {
+    namespace.run(|| send(address, method, path, ""))?
+}
+
+/// Sends a request from this thread's namespace; its body, if any, is JSON.
+///
+/// # Errors
+/// Where nobody answers.
+pub fn send(address: SocketAddr, method: &str, path: &str, body: &str) -> Result<Response> {
+    let mut stream = TcpStream::connect_timeout(&address, TIMEOUT).with_context(|| address.to_string())?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    let json = format!("Content-Type: application/json\r\nContent-Length: {}\r\n", body.len());
+    let about = if body.is_empty() { "" } else { json.as_str() };
+    stream
+        .write_all(format!("{method} {path} HTTP/1.0\r\nHost: {address}\r\n{about}\r\n{body}").as_bytes())?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    let (head, body) = text.split_once("\r\n\r\n").context("no end of the header")?;
+    let mut lines = head.lines();
+    let status = lines.next().and_then(|line| line.split(' ').nth(1)).context("no status")?;
+    let header = |line: &str| {
+        let (name, value) = line.split_once(':')?;
+        Some((name.to_ascii_lowercase(), value.trim().to_owned()))
+    };
+    let headers = lines.filter_map(header).collect();
+    Ok(Response { status: status.parse().context("no status")?, headers, body: body.into() })
+}
