@@ -16,7 +16,7 @@ use paatp_common::wire::{Chunk, ElementType, Operation};
 use paatp_common::{Seq, job::mapped};
 use paatp_tests::exposition::Exposition;
 use paatp_tests::gradients::synthetic;
-use paatp_tests::http::{Response, ask};
+use paatp_tests::http::{Response, ask, send};
 use paatp_tests::kernel::Maps;
 use paatp_tests::lab::{Family, Host};
 use paatp_tests::process::{Aggregator, AggregatorOptions, PORT, Process, WorkerCommand, paatp, wait_until};
@@ -224,6 +224,12 @@ fn foreign_senders_make_no_series() {
     }
     const SENDERS: u32 = 10_000;
     let bench = Bench::new(1, 10, &[]);
+    // A job that runs, so that there is something to be a stranger to.
+    let worker = &bench.lab.workers[0].namespace;
+    let there = SocketAddr::new(bench.lab.aggregator.address(Family::V4), PORT);
+    let join = r#"{"protocol":1,"rank":0,"world":1,"wait_seconds":5}"#;
+    let joined = worker.run(|| send(there, "POST", "/v1/jobs/lab/join", join)).unwrap().unwrap();
+    assert_eq!(joined.status, 200, "{}", joined.body);
     let before = bench.scrape();
     let std::net::IpAddr::V4(to) = bench.lab.aggregator.address(Family::V4) else {
         panic!("no IPv4 address")
@@ -244,7 +250,7 @@ fn foreign_senders_make_no_series() {
         envelope.wrap(&datagram).split_off(envelope.ip())
     };
     let packets: Vec<Vec<u8>> = (0..SENDERS).map(packet).collect();
-    send_raw(&bench.lab.workers[0].namespace, &packets, to);
+    send_raw(worker, &packets, to);
     let refused = |exposition: &Exposition| {
         let all = exposition.samples.iter().filter(|((name, _), _)| name == "paatp_refused_packets_total");
         all.map(|(_, value)| value).sum::<f64>()
@@ -255,7 +261,8 @@ fn foreign_senders_make_no_series() {
     assert_eq!(before.series(), after.series());
     let by = |reason| after.value("paatp_refused_packets_total", &[("reason", reason)]).unwrap();
     assert!(by("unknown_job") > 1000.0 && by("unknown_worker") > 1000.0, "{:?}", after.samples);
-    assert!(by("foreign_address") + by("old_generation") > 100.0, "{:?}", after.samples);
+    assert!(by("foreign_address") > 100.0, "{:?}", after.samples);
+    assert_eq!(rank(&after, "paatp_rank_contributed_chunks_total", "0"), 0.0);
     assert!(bench.aggregator.stop().unwrap().is_success());
 }
 
@@ -384,4 +391,24 @@ fn prometheus_scrapes_it() {
     })
     .unwrap();
     assert!(bench.aggregator.stop().unwrap().is_success());
+}
+
+/// Each alert rule fires when it should, and not when it should not.
+#[test]
+fn alert_rules_do_what_they_say() {
+    if !require_program("metrics::alert_rules_do_what_they_say", "promtool") {
+        return;
+    }
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging/prometheus");
+    for args in [["check", "rules", "paatp.rules.yml"], ["test", "rules", "paatp.rules.test.yml"]] {
+        let output = Command::new("promtool").args(args).current_dir(folder).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && said.contains("SUCCESS"), "{args:?}: {said}");
+    }
+    let [rules, tests] = ["paatp.rules.yml", "paatp.rules.test.yml"]
+        .map(|name| fs::read_to_string(format!("{folder}/{name}")).unwrap());
+    let alerts = rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: "));
+    for alert in alerts {
+        assert!(tests.contains(&format!("alertname: {alert}\n")), "{alert} has no test");
+    }
 }
