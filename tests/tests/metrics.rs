@@ -237,7 +237,7 @@ fn foreign_senders_make_no_series() {
     let chunk = Chunk::new(Operation::Sum, ElementType::F32, 32, 0);
     let packet = |sender: u32| {
         // Jobs that there are not, ranks that the job has not, and strangers that claim to be its rank.
-        let number = if sender % 4 == 0 { 0 } else { (sender % 64) as u16 };
+        let number = if sender.is_multiple_of(4) { 0 } else { (sender % 64) as u16 };
         let job = TestJob { number, generation: sender, ..TestJob::new(64, 8, 32) };
         let rank = (sender % 7) as u8;
         let request = job.data(rank, Seq(sender), chunk);

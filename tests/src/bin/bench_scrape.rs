@@ -159,12 +159,12 @@ fn cost(args: &Args) -> Result<Vec<Row>> {
         let mega = Spread::of(seen.rates.iter().map(|rate| rate / 1e6).collect());
         let Ratio { median, lower_quartile, upper_quartile } = row.ratio;
         println!(
-            "{:<13} {:<28} {:<24} {:<22} {:.2}",
+            "{:<13} {:<28} {:<24} {:<22} {}",
             variant.name,
             format!("{mega:.1}"),
             format!("{median:.3} [{lower_quartile:.3}, {upper_quartile:.3}]"),
             format!("{:.0}", row.scrapes_per_run),
-            row.scrape_milliseconds
+            if variant.every.is_some() { format!("{:.2}", row.scrape_milliseconds) } else { String::new() }
         );
         row
     };

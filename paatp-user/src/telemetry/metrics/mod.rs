@@ -89,7 +89,7 @@ impl Exporter {
         Ok(Exporter { registry, turns: Arc::new(Semaphore::new(TURNS)) })
     }
 
-    /// All metrics as text. Blocks, for a second at most.
+    /// All metrics as text. Blocks, for the deadlines of its parts at most.
     ///
     /// # Errors
     /// If the text cannot be made.
