@@ -272,3 +272,27 @@ fn expressions(value: &serde_json::Value, found: &mut String) {
         _ => {}
     }
 }
+
+/// One scrape at a time; the others wait for their turn, and not for ever.
+#[test]
+fn scrapes_wait_for_their_turn() {
+    use axum::http::StatusCode;
+    use axum::http::header::{CONTENT_TYPE as TYPE, RETRY_AFTER};
+    let (exporter, _) = exporter(&Fake::default(), node(1, 2));
+    let exporter = Arc::new(exporter);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.unwrap_or_else(|error| panic!("{error}"));
+    runtime.block_on(async {
+        let turn = exporter.turns.clone().try_acquire_owned();
+        assert!(turn.is_ok());
+        tokio::time::pause();
+        let refused = server::answer(&exporter).await;
+        assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert!(refused.headers().contains_key(RETRY_AFTER));
+        drop(turn);
+        tokio::time::resume();
+        let answer = server::answer(&exporter).await;
+        assert_eq!(answer.status(), StatusCode::OK);
+        assert_eq!(answer.headers().get(TYPE).and_then(|value| value.to_str().ok()), Some(CONTENT_TYPE));
+    });
+}
