@@ -531,7 +531,7 @@ impl<'a> Simulation<'a> {
     fn hear(&mut self, host: usize) -> Result<(), SimulationError> {
         while let Some(event) = self.peers[host].worker.poll_event() {
             match event {
-                Event::Done { handle, tensors } => {
+                Event::Done { handle, tensors, .. } => {
                     let values = tensors.into_iter().next().map(|tensor| tensor.values);
                     self.check_result(host, handle, values.as_ref())?;
                     self.done(host, handle)?;

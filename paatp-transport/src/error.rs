@@ -116,14 +116,6 @@ pub enum OperationError {
         /// Tensor of the chunk.
         tensor: String,
     },
-    /// A chunk was completed without this rank.
-    #[error(
-        "a chunk of tensor '{tensor}' was completed without this rank's values, which this version cannot carry over; run the job with quorum = world"
-    )]
-    Excluded {
-        /// Name of the tensor.
-        tensor: String,
-    },
     /// There is no generation to run in.
     #[error("the operation was not run: an earlier one failed, or the worker has left; join the job again")]
     Over,

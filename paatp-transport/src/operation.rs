@@ -3,11 +3,12 @@
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use paatp_common::wire::{self, Chunk, ElementType};
+use paatp_common::wire::{self, Chunk, EVERYBODY, ElementType};
 
 use crate::error::OperationError;
 use crate::plan::{Piece, Plan};
 use crate::quantise::{self, E_MIN, Extreme, Lane, Quantiser, Scale, Unfit};
+use crate::residual::Residuals;
 use crate::tensor::{Handle, Reduction, Tensor, Values};
 
 /// Proposed one window ahead of an operation that the rank does not know yet, or whose first chunks cannot be sent: the
@@ -24,6 +25,9 @@ pub(crate) enum Opening {
     Round,
     /// The result one window ahead of the first chunk tells it: there is no gap.
     Handover,
+    /// Where chunks may be complete without all ranks: from what the same reduction came to before. What does not fit
+    /// waits in the residual.
+    Guess,
 }
 
 /// A queued operation.
@@ -39,6 +43,12 @@ pub(crate) struct Operation {
     pub handed_out: bool,
     /// Exponent of the first W chunks, once it is agreed on.
     pub first_exponent: Option<i8>,
+    /// This rank had a say in that.
+    pub heard: bool,
+    /// Every rank takes part, with all that is left over: the last of a job.
+    pub flush: bool,
+    /// Exponent of the largest result of the first W chunks, and how many of them may lack ranks.
+    pub outcome: (i8, u64),
     pub tensors: Vec<Tensor>,
     reduction: Reduction,
     plan: Plan,
@@ -61,13 +71,14 @@ impl Operation {
         first: u64,
         reduction: Reduction,
         tensors: Vec<Tensor>,
+        flush: bool,
         shape: Shape,
     ) -> Operation {
         let plan = Plan::new(tensors.iter().map(|tensor| tensor.values.len()), shape.lanes);
-        let fingerprint = fingerprint(reduction, &tensors);
+        let fingerprint = fingerprint(reduction, flush, &tensors);
         let quantiser = shape.quantiser;
-        // Without chunks the round is all there is.
-        let opening = if plan.chunks() == 0 { Opening::Round } else { Opening::Undecided };
+        // Without chunks the round is all there is. What is left over is known only when all before is done.
+        let opening = if plan.chunks() == 0 || flush { Opening::Round } else { Opening::Undecided };
         Operation {
             handle,
             first,
@@ -75,6 +86,9 @@ impl Operation {
             delivered: 0,
             handed_out: false,
             first_exponent: None,
+            heard: true,
+            flush,
+            outcome: (E_MIN, 0),
             tensors,
             reduction,
             plan,
@@ -100,6 +114,15 @@ impl Operation {
     pub const fn step(&self, position: u64) -> Step {
         let number = position.saturating_sub(self.first);
         if number < self.rounds() { Step::Round } else { Step::Chunk(number - self.rounds()) }
+    }
+
+    /// Tells operations apart.
+    pub const fn fingerprint(&self) -> u16 {
+        self.fingerprint
+    }
+
+    pub const fn chunks(&self) -> u64 {
+        self.plan.chunks()
     }
 
     pub fn piece(&self, index: u64) -> Option<Piece> {
@@ -128,7 +151,11 @@ impl Operation {
     pub fn chunk(&self, number: u64, piece: Piece, exponent: i8) -> Option<Chunk> {
         let values = &self.tensors.get(piece.tensor)?.values;
         let exponent = if self.is_scaled(values) { exponent } else { 0 };
-        let chunk = Chunk::new(self.reduction.operation(), values.element(), piece.lanes, exponent);
+        let mut chunk = Chunk::new(self.reduction.operation(), values.element(), piece.lanes, exponent);
+        if self.flush || !self.reduction.adds() {
+            // A largest value that comes late cannot be added to anything.
+            chunk.operation_and_type |= EVERYBODY;
+        }
         let [even, odd] = self.fingerprint.to_be_bytes();
         Some(Chunk { root: if number.is_multiple_of(2) { even } else { odd }, ..chunk })
     }
@@ -141,20 +168,33 @@ impl Operation {
     ///
     /// # Errors
     /// The first value that cannot be sent.
-    pub fn exponent(&self, from: u64, to: u64) -> Result<i8, OperationError> {
+    pub fn exponent(&self, from: u64, to: u64, residuals: &Residuals) -> Result<i8, OperationError> {
         (from..to.min(self.plan.chunks())).try_fold(E_MIN, |largest, index| {
-            let exponent = self.piece(index).map_or(Ok(E_MIN), |piece| self.exponent_of(piece))?;
+            let exponent = self.piece(index).map_or(Ok(E_MIN), |piece| self.exponent_of(piece, residuals))?;
             Ok(largest.max(exponent))
         })
     }
 
     /// What to propose one window ahead of the first chunk, for the first `window` chunks. Values that cannot be sent make
     /// the operation begin with a round, which reports them as its own: the operations before it are not to fail.
-    pub fn handover(&self, window: u64) -> i8 {
-        self.exponent(0, window).unwrap_or(UNKNOWN)
+    pub fn handover(&self, window: u64, residuals: &Residuals) -> i8 {
+        self.exponent(0, window, residuals).unwrap_or(UNKNOWN)
     }
 
-    fn exponent_of(&self, piece: Piece) -> Result<i8, OperationError> {
+    /// The exponent that a piece and what is left over of it need.
+    fn exponent_of(&self, piece: Piece, residuals: &Residuals) -> Result<i8, OperationError> {
+        let own = self.own_exponent_of(piece)?;
+        let Some(tensor) = self.tensors.get(piece.tensor) else { return Ok(own) };
+        let rest = residuals.of(tensor, piece.start, piece.len).filter(|_| self.is_scaled(&tensor.values));
+        let Some(rest) = rest else { return Ok(own) };
+        let mut largest: f64 = 0.0;
+        tensor.values.each(piece.start..piece.start + piece.len, |index, value| {
+            largest = largest.max((value + rest.get(index).unwrap_or(&0.0)).abs());
+        });
+        Ok(quantise::wide_exponent(core::iter::once(largest)))
+    }
+
+    fn own_exponent_of(&self, piece: Piece) -> Result<i8, OperationError> {
         let Some(tensor) = self.tensors.get(piece.tensor) else { return Ok(E_MIN) };
         let range = piece.start..piece.start + piece.len;
         let found = match &tensor.values {
@@ -221,6 +261,80 @@ impl Operation {
         })
     }
 
+    /// As [`Operation::write`], with what is left over, of which and of the values only as much as fits: the rest is
+    /// left over again.
+    pub fn write_clipped(
+        &self,
+        piece: Piece,
+        exponent: i8,
+        payload: &mut [u8],
+        residuals: &mut Residuals,
+        scratch: &mut Vec<f64>,
+    ) -> Option<u64> {
+        let tensor = self.tensors.get(piece.tensor)?;
+        let lanes = bytemuck::try_cast_slice_mut::<u8, Lane>(payload).ok()?;
+        scratch.resize(piece.len, 0.0);
+        residuals.take(tensor, piece.start, scratch);
+        tensor.values.each(piece.start..piece.start + piece.len, |index, value| {
+            scratch.iter_mut().skip(index).take(1).for_each(|sum| *sum += value);
+        });
+        let tag = if tensor.values.element() == ElementType::I32 {
+            self.quantiser.shift_clipped(scratch, lanes)
+        } else {
+            self.quantiser.quantise_clipped(scratch, exponent, lanes)
+        };
+        residuals.add(tensor, piece.start, scratch.iter().copied());
+        Some(tag)
+    }
+
+    /// Whether a piece has to be written by [`Operation::write_clipped`]: something is left over, or it may not fit.
+    pub fn needs_clipping(&self, piece: Piece, exponent: i8, heard: bool, residuals: &Residuals) -> bool {
+        let Some(tensor) = self.tensors.get(piece.tensor).filter(|_| self.reduction.adds()) else {
+            return false;
+        };
+        let is_left = residuals.of(tensor, piece.start, piece.len).is_some();
+        is_left || (!heard && self.own_exponent_of(piece).is_ok_and(|own| own > exponent))
+    }
+
+    /// A result does not hold this rank's contribution: it is left over.
+    pub fn give_back(&self, piece: Piece, exponent: i8, payload: &[u8], residuals: &mut Residuals) {
+        let Some(tensor) = self.tensors.get(piece.tensor) else { return };
+        let Ok(lanes) = bytemuck::try_cast_slice::<u8, Lane>(payload) else { return };
+        let exponent = (tensor.values.element() != ElementType::I32).then_some(exponent);
+        let lanes = lanes.get(..piece.len).unwrap_or(&[]);
+        residuals.add(tensor, piece.start, self.quantiser.contributed(exponent, lanes));
+    }
+
+    /// A chunk is complete, and nothing of it was ever sent: its values are left over.
+    ///
+    /// # Errors
+    /// The first value that cannot be added to anything.
+    pub fn keep(
+        &self,
+        piece: Piece,
+        residuals: &mut Residuals,
+        scratch: &mut Vec<f64>,
+    ) -> Result<(), OperationError> {
+        let Some(tensor) = self.tensors.get(piece.tensor) else { return Ok(()) };
+        self.own_exponent_of(piece)?;
+        scratch.clear();
+        tensor.values.each(piece.start..piece.start + piece.len, |_, value| scratch.push(value));
+        residuals.add(tensor, piece.start, scratch.iter().copied());
+        Ok(())
+    }
+
+    /// Exponent of the largest result of a piece, for [`Opening::Guess`]: of the sum, also where means were made.
+    pub fn outcome_of(&self, piece: Piece, contributors: u32) -> i8 {
+        let Some(tensor) = self.tensors.get(piece.tensor) else { return E_MIN };
+        if !self.is_scaled(&tensor.values) {
+            return E_MIN;
+        }
+        let factor = if self.reduction == Reduction::Mean { f64::from(contributors) } else { 1.0 };
+        let mut largest: f64 = 0.0;
+        tensor.values.each(piece.start..piece.start + piece.len, |_, value| largest = largest.max(value.abs()));
+        quantise::wide_exponent(core::iter::once(largest * factor))
+    }
+
     /// Reads a result into its place.
     ///
     /// # Errors
@@ -277,14 +391,14 @@ pub(crate) struct Shape {
 }
 
 /// A hash (FNV-1a) of what all ranks must issue alike.
-fn fingerprint(reduction: Reduction, tensors: &[Tensor]) -> u16 {
+fn fingerprint(reduction: Reduction, flush: bool, tensors: &[Tensor]) -> u16 {
     let mut hash = 0xCBF2_9CE4_8422_2325_u64;
     let mut push = |bytes: &[u8]| {
         for byte in bytes {
             hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01B3);
         }
     };
-    push(&[reduction.operation() as u8]);
+    push(&[reduction.operation() as u8 | if flush { EVERYBODY } else { 0 }]);
     for tensor in tensors {
         push(&(tensor.name.len() as u64).to_be_bytes());
         push(tensor.name.as_bytes());
@@ -305,7 +419,7 @@ mod tests {
 
     fn operation(reduction: Reduction, tensors: Vec<Tensor>) -> Operation {
         let shape = Shape { lanes: 32, quantiser: Quantiser::new(2) };
-        Operation::new(Handle(0), 10, reduction, tensors, shape)
+        Operation::new(Handle(0), 10, reduction, tensors, false, shape)
     }
 
     #[test]
@@ -317,23 +431,26 @@ mod tests {
         op.opening = Opening::Round;
         assert_eq!((op.first, op.end()), (10, 15));
         assert_eq!((op.step(10), op.step(11), op.step(14)), (Step::Round, Step::Chunk(0), Step::Chunk(3)));
-        assert_eq!([op.exponent(0, 2), op.exponent(0, 9), op.exponent(4, 5)], [Ok(0), Ok(8), Ok(E_MIN)]);
-        assert_eq!([op.handover(2), op.handover(3)], [0, 8]);
+        let none = Residuals::default();
+        let exponents = [op.exponent(0, 2, &none), op.exponent(0, 9, &none), op.exponent(4, 5, &none)];
+        assert_eq!(exponents, [Ok(0), Ok(8), Ok(E_MIN)]);
+        assert_eq!([op.handover(2, &none), op.handover(3, &none)], [0, 8]);
         let Values::F32(values) = &mut op.tensors[0].values else { return };
         values[97] = f32::NEG_INFINITY;
-        assert_eq!([op.handover(3), op.handover(4)], [8, UNKNOWN]);
-        assert_eq!(op.exponent(0, 3), Ok(8));
+        assert_eq!([op.handover(3, &none), op.handover(4, &none)], [8, UNKNOWN]);
+        assert_eq!(op.exponent(0, 3, &none), Ok(8));
         let name = "w".into();
         let error = OperationError::NonFinite { tensor: name, index: 97, value: f32::NEG_INFINITY };
-        assert_eq!(op.exponent(0, 4), Err(error));
+        assert_eq!(op.exponent(0, 4, &none), Err(error));
     }
 
     #[test]
     fn integers_have_a_limit_only_where_they_are_added() {
         let values = || vec![tensor("i", Values::I32(vec![0, i32::MIN]))];
-        let error = operation(Reduction::Mean, values()).exponent(0, 1);
+        let error = operation(Reduction::Mean, values()).exponent(0, 1, &Residuals::default());
         assert!(matches!(error, Err(OperationError::IntegerRange { index: 1, limit: 0x4000_0000, .. })));
-        assert_eq!(operation(Reduction::Min, values()).exponent(0, 1), Ok(E_MIN));
+        let unbounded = operation(Reduction::Min, values()).exponent(0, 1, &Residuals::default());
+        assert_eq!(unbounded, Ok(E_MIN));
     }
 
     #[test]

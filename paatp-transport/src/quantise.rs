@@ -49,6 +49,21 @@ fn finite<T: Float>(values: &[T], largest: T::Magnitude) -> Result<(), Unfit> {
     Err(Unfit { index })
 }
 
+/// The exponent that a block of these sums of values needs, at most one below the largest, which has another meaning.
+#[must_use]
+pub fn wide_exponent(values: impl Iterator<Item = f64>) -> i8 {
+    let largest = values.fold(0.0, |largest: f64, value| largest.max(value.abs()));
+    let exponent = (largest.to_bits() >> 52) as i32 - 1023;
+    exponent.clamp(i32::from(E_MIN), i32::from(i8::MAX) - 1) as i8
+}
+
+/// The nearest integer, ties to even; the magnitude is below 2^31.
+fn round(value: f64) -> i32 {
+    // As in `kernels`.
+    const ROUNDER: f64 = 6_755_399_441_055_744.0;
+    (value + ROUNDER).to_bits() as i32
+}
+
 /// The tag of a payload of whole blocks, without salts.
 #[must_use]
 pub fn payload_tag(payload: &[u8]) -> u64 {
@@ -97,6 +112,41 @@ impl Quantiser {
     pub fn quantise<T: Float>(self, values: &[T], exponent: i8, lanes: &mut [Lane]) -> u64 {
         let scale = power_of_two(self.bits as i32 - i32::from(exponent) - 1);
         kernels::quantise(Vectors::widest(), values, scale, self.bias, lanes)
+    }
+
+    /// As [`Quantiser::quantise`], of values that need not fit: each value's place gets what was cut off. Slower; only
+    /// ranks that a quorum left out need it.
+    pub fn quantise_clipped(self, values: &mut [f64], exponent: i8, lanes: &mut [Lane]) -> u64 {
+        let scale = power_of_two(self.bits as i32 - i32::from(exponent) - 1);
+        self.clip(values, scale, self.quantum(exponent), lanes)
+    }
+
+    /// As [`Quantiser::shift`], of integers that need not fit.
+    pub fn shift_clipped(self, values: &mut [f64], lanes: &mut [Lane]) -> u64 {
+        self.clip(values, 1.0, 1.0, lanes)
+    }
+
+    fn clip(self, values: &mut [f64], scale: f64, quantum: f64, lanes: &mut [Lane]) -> u64 {
+        let most = f64::from(self.bias - 1);
+        for (lane, value) in lanes.iter_mut().zip(values.iter_mut()) {
+            let wanted = *value * scale;
+            let number = round(wanted.clamp(-most, most));
+            // What is rounded off is dropped, as of every contribution; what does not fit stays.
+            *value = if wanted.abs() < most + 0.5 { 0.0 } else { *value - f64::from(number) * quantum };
+            *lane = (number as u32).wrapping_add(self.bias).to_be_bytes();
+        }
+        if let Some(rest) = lanes.get_mut(values.len()..) {
+            rest.fill(self.bias.to_be_bytes());
+        }
+        payload_tag(lanes.as_flattened())
+    }
+
+    /// What lanes of one rank stand for, exactly.
+    pub fn contributed(self, exponent: Option<i8>, lanes: &[Lane]) -> impl Iterator<Item = f64> {
+        let quantum = exponent.map_or(1.0, |exponent| self.quantum(exponent));
+        lanes.iter().map(move |lane| {
+            f64::from(u32::from_be_bytes(*lane).wrapping_sub(self.bias) as i32) * quantum
+        })
     }
 
     /// Writes integers as lanes; padding is zero. Their magnitudes must be below B, see [`Quantiser::unfit_integer`].

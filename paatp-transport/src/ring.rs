@@ -11,9 +11,11 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use paatp_common::limits::MAX_ATTEMPTS;
+use paatp_common::policy::Told;
 use paatp_common::wire::Chunk;
 
 use crate::membership::Membership;
+use crate::synchronisation::Synchronisation;
 use crate::time::Time;
 
 /// What became of a chunk's contribution.
@@ -68,6 +70,16 @@ pub(crate) struct Entry {
     pub sent: bool,
     /// It has been asked for before.
     pub asked: bool,
+    /// This rank never contributed to it, and need not: it was complete before.
+    pub absent: bool,
+    /// The result that is here holds this rank's contribution.
+    pub included: bool,
+    /// Ranks in that result.
+    pub contributors: u8,
+    /// The rank whose values could not be reduced, as that result tells.
+    pub culprit: Option<u8>,
+    /// How ranks waited for one another there.
+    pub synchronisation: Synchronisation,
     /// The last refusal came with a result, which took the place of the reason: ask again without a wish.
     pub bare: bool,
     pub contribution: Contribution,
@@ -91,10 +103,23 @@ impl Entry {
             held: None,
             sent: false,
             asked: false,
+            absent: false,
+            included: true,
+            contributors: 0,
+            culprit: None,
+            synchronisation: Synchronisation { epoch: 0, told: Told(0) },
             bare: false,
             contribution: Contribution::Queued,
             wish: Wish::Idle,
         }
+    }
+
+    /// A chunk of `lanes` lanes, as it is thought, that others contribute to: this rank has no operation for it yet.
+    pub const fn foreign(position: u64, lanes: u16) -> Entry {
+        let chunk = Chunk { operation_and_type: 0, lanes, exponent: 0, root: 0 };
+        let mut entry = Entry::new(position, chunk, i8::MIN);
+        (entry.absent, entry.contribution) = (true, Contribution::Acknowledged);
+        entry
     }
 
     /// The contribution is to be sent under another attempt. False if there are none left.

@@ -15,7 +15,11 @@ pub struct Statistics {
     pub bytes_received: u64,
     /// Contributions made: each chunk once.
     pub contributions: u64,
-    /// Of these, header-only exponent rounds at the beginning of an operation: a round trip without chunks each.
+    /// Chunks that were complete before this rank came to them: nothing was sent.
+    pub skipped: u64,
+    /// Contributions that came too late for a quorum: given back to the next operation.
+    pub excluded: u64,
+    /// Of the contributions, header-only exponent rounds at the beginning of an operation: a round trip without chunks each.
     pub rounds: u64,
     /// Contributions sent again.
     pub retransmissions: u64,

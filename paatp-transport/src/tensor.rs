@@ -2,6 +2,7 @@
 
 use alloc::string::String;
 use alloc::vec::Vec;
+use core::ops::Range;
 
 use half::{bf16, f16};
 use paatp_common::wire::{ElementType, Operation};
@@ -35,6 +36,21 @@ impl Values {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Calls with each value of a range and its place in that; all types fit f64 exactly.
+    pub(crate) fn each(&self, range: Range<usize>, mut take: impl FnMut(usize, f64)) {
+        macro_rules! each {
+            ($values:expr) => {
+                $values.get(range).unwrap_or(&[]).iter().enumerate().for_each(|(i, v)| take(i, f64::from(*v)))
+            };
+        }
+        match self {
+            Values::F32(values) => each!(values),
+            Values::F16(values) => each!(values),
+            Values::Bf16(values) => each!(values),
+            Values::I32(values) => each!(values),
+        }
     }
 
     pub(crate) const fn element(&self) -> ElementType {

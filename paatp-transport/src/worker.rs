@@ -7,6 +7,7 @@
 mod ending;
 mod pacer;
 mod receive;
+mod staleness;
 mod transmit;
 
 use alloc::boxed::Box;
@@ -24,11 +25,14 @@ use crate::operation::{Operation, Shape};
 use crate::quantise::Quantiser;
 use crate::rate::{Controller, Fixed};
 use crate::recovery::Recovery;
+use crate::residual::Residuals;
 use crate::ring::{Ring, Wish};
 use crate::statistics::Statistics;
+use crate::synchronisation::{Iterations, Synchronisation};
 use crate::tensor::{Handle, Reduction, Tensor};
 use crate::time::{Backoff, Time};
 use pacer::Pacer;
+use staleness::Outcomes;
 
 /// Shortest interval between polls for the lowest chunk (half a round trip, if that is longer), and the first one before a
 /// round trip was measured. Each operation's first chunk and its last ones wait for a poll, so this is seen in every one.
@@ -56,6 +60,8 @@ pub enum Event {
         handle: Handle,
         /// The tensors that were handed in.
         tensors: Vec<Tensor>,
+        /// How ranks waited for one another: the same at every rank.
+        synchronisation: Synchronisation,
     },
     /// An operation failed.
     Failed {
@@ -220,6 +226,18 @@ pub struct Worker {
     overflow: Option<(u64, OperationError)>,
     leaving: Option<Time>,
     left: bool,
+
+    /// Mode of the last operation that is done.
+    synchronisation: Synchronisation,
+    iterations: Iterations,
+    /// Chunks may be complete without this rank.
+    partial: bool,
+    /// Lanes of the latest chunk that this rank had no operation for.
+    foreign_lanes: u16,
+    residuals: Residuals,
+    /// One chunk's values, with what is left over.
+    scratch: Vec<f64>,
+    outcomes: Outcomes,
 }
 
 impl Worker {
@@ -277,11 +295,28 @@ impl Worker {
             overflow: None,
             leaving: None,
             left: false,
+            synchronisation: Synchronisation::default(),
+            iterations: Iterations::default(),
+            partial: false,
+            foreign_lanes: membership.lanes,
+            residuals: Residuals::default(),
+            scratch: Vec::with_capacity(usize::from(membership.lanes)),
+            outcomes: Outcomes::default(),
         })
     }
 
     /// Queues an all-reduce of many tensors, back to back with earlier ones. The values come back in the event, in place.
     pub fn all_reduce(&mut self, now: Time, reduction: Reduction, tensors: Vec<Tensor>) -> Handle {
+        self.enqueue(now, reduction, tensors, false)
+    }
+
+    /// As [`Worker::all_reduce`], with every rank whatever the job's quorum, and with all that is left over of earlier
+    /// operations: the last one of a job, or a part of what a rank computed is lost.
+    pub fn flush(&mut self, now: Time, reduction: Reduction, tensors: Vec<Tensor>) -> Handle {
+        self.enqueue(now, reduction, tensors, true)
+    }
+
+    fn enqueue(&mut self, now: Time, reduction: Reduction, tensors: Vec<Tensor>, flush: bool) -> Handle {
         let handle = Handle(self.handles);
         self.handles += 1;
         if self.phase != Phase::Running || self.leaving.is_some() || self.overflow.is_some() {
@@ -293,7 +328,7 @@ impl Worker {
             self.reset_timers(now);
         }
         let shape = Shape { lanes: self.membership.lanes, quantiser: self.quantiser };
-        let operation = Operation::new(handle, self.end, reduction, tensors, shape);
+        let operation = Operation::new(handle, self.end, reduction, tensors, flush, shape);
         self.end = operation.end();
         self.operations.push_back(operation);
         handle
@@ -357,7 +392,7 @@ impl Worker {
             return None;
         }
         let poll =
-            (self.delivered < self.open_end() && self.is_unasked(self.delivered)).then_some(self.poll.at);
+            (self.delivered < self.reach() && self.is_unasked(self.delivered)).then_some(self.poll.at);
         let linger = self.is_lingering().then_some(self.linger.at);
         let busy = self.busy.map(|busy| busy.until);
         let held = self.held.iter().filter_map(|position| self.ring.get(*position)?.held).min();
@@ -411,7 +446,10 @@ impl Worker {
     }
 
     fn is_unasked(&self, position: u64) -> bool {
-        self.ring.get(position).is_some_and(|entry| matches!(entry.wish, Wish::Idle | Wish::Refused))
+        match self.ring.get(position) {
+            Some(entry) => matches!(entry.wish, Wish::Idle | Wish::Refused),
+            None => position >= self.next && position < self.reach(),
+        }
     }
 
     /// All own work is done. A failure may have cut the end off below what was delivered.

@@ -136,7 +136,7 @@ fn run(case: Case, jobs: &[Job]) {
     for events in &net.events {
         let mut open: BTreeSet<u64> = (0..jobs.len() as u64).collect();
         for event in events {
-            let Event::Done { handle, tensors } = event else { panic!("{event:?}") };
+            let Event::Done { handle, tensors, .. } = event else { panic!("{event:?}") };
             let number = handle.0 as usize;
             assert!(handle.0 - open.first().unwrap() <= u64::from(staleness) && open.remove(&handle.0));
             assert_eq!(tensors, &jobs[number].expected(number, shape.world));
@@ -365,7 +365,7 @@ fn overtakers(seed: u64, staleness: u32) -> usize {
     for events in &net.events {
         let mut open: BTreeSet<u64> = (0..8).collect();
         for event in events {
-            let Event::Done { handle, tensors } = event else { panic!("{event:?}") };
+            let Event::Done { handle, tensors, .. } = event else { panic!("{event:?}") };
             assert_eq!(tensors[0].values, Values::F32(vec![3.0 * handle.0 as f32; 64]));
             let ahead = handle.0 - open.first().unwrap();
             assert!(ahead <= u64::from(staleness) && open.remove(&handle.0));

@@ -6,13 +6,15 @@ use paatp_common::Refusal;
 use paatp_common::limits::MAX_ATTEMPTS;
 use paatp_common::wire::{Answer, Body, HEADER_BYTES, Header, Redo, Status};
 
+use super::staleness::note_outcome;
 use super::{BUSY_CAP, Busy, Event, Phase, Waiting, Worker};
 use crate::error::{OperationError, ranks_of};
-use crate::operation::Step;
+use crate::operation::{Operation, Step};
 use crate::quantise::Scale;
 use crate::rate::Feedback;
 use crate::recovery::Settled;
 use crate::ring::{Contribution, Entry, Wish};
+use crate::synchronisation::Synchronisation;
 use crate::time::Time;
 
 /// Results of one attempt that fail their check before a redo is asked for: the first may have been damaged on the wire,
@@ -35,14 +37,16 @@ enum Verdict {
 }
 
 /// A result as it arrived.
-struct Arrived<'a> {
-    position: u64,
-    bitmap: u64,
-    tag: u64,
-    next_exponent: i8,
-    attempt: u8,
-    non_finite: Option<u8>,
-    payload: &'a [u8],
+pub(super) struct Arrived<'a> {
+    pub position: u64,
+    pub bitmap: u64,
+    pub tag: u64,
+    pub exponent: i8,
+    pub next_exponent: i8,
+    pub attempt: u8,
+    pub non_finite: Option<u8>,
+    pub synchronisation: Synchronisation,
+    pub payload: &'a [u8],
 }
 
 impl Worker {
@@ -78,7 +82,7 @@ impl Worker {
 
     /// The result in an answer, if its chunk has a position.
     fn arrived<'a>(&mut self, answer: &Answer, payload: &'a [u8]) -> Option<Arrived<'a>> {
-        let Body::Result { want, bitmap, tag, next_exponent, non_finite, .. } = answer.body else {
+        let Body::Result { want, bitmap, tag, exponent, next_exponent, non_finite, .. } = answer.body else {
             return None;
         };
         let Some(position) = self.position_of(want) else {
@@ -86,7 +90,18 @@ impl Worker {
             return None;
         };
         let attempt = answer.attempt;
-        Some(Arrived { position, bitmap, tag, next_exponent, attempt, non_finite, payload })
+        let synchronisation = Synchronisation { epoch: answer.epoch, told: answer.told };
+        Some(Arrived {
+            position,
+            bitmap,
+            tag,
+            exponent,
+            next_exponent,
+            attempt,
+            non_finite,
+            synchronisation,
+            payload,
+        })
     }
 
     fn obey(&mut self, now: Time, answer: &Answer, result: Option<(Verdict, Arrived<'_>)>, marked: bool) {
@@ -123,11 +138,12 @@ impl Worker {
     ) {
         match answer.body {
             Body::Result { .. } => match result {
-                Some((Verdict::Sound, arrived)) => self.accept(now, &arrived),
+                Some((Verdict::Sound, arrived)) => self.deliver(now, &arrived),
                 Some((Verdict::Damaged, arrived)) => self.doubt(now, arrived.position, arrived.attempt),
                 Some((Verdict::Unwanted, _)) | None => {}
             },
             Body::Pending { min_ack, bitmap, redo, .. } => {
+                self.partial = answer.told.is_partial();
                 let min_ack = self.position_of(min_ack).filter(|position| *position <= self.delivered);
                 self.others.min_ack = self.others.min_ack.max(min_ack.unwrap_or(0));
                 self.open_gate();
@@ -146,8 +162,10 @@ impl Worker {
         }
         let Some(Settled { sent, .. }) = settled else { return };
         if let Some(position) = sent.wish {
-            if matches!(answer.body, Body::Pending { .. }) {
-                self.guess.disappoint(position);
+            match answer.body {
+                Body::Pending { lanes: 0, .. } => self.guess.disappoint(position),
+                Body::Pending { lanes, .. } => self.learn_length(position, lanes),
+                Body::Result { .. } => {}
             }
             let should_be_there = position < self.position_of(answer.p_min).unwrap_or(0);
             let refused = should_be_there && matches!(answer.body, Body::Pending { .. });
@@ -165,6 +183,7 @@ impl Worker {
         self.others.p_min = self.others.p_min.max(p_min);
         self.others.p_max = self.others.p_max.max(self.position_of(answer.p_max).unwrap_or(0));
         self.granted = answer.window;
+        self.partial |= answer.told.is_partial();
         if !matches!(answer.body, Body::Result { non_finite: Some(_), .. }) {
             self.others.slowest = answer.slowest;
         }
@@ -232,7 +251,8 @@ impl Worker {
     /// Progress never goes back, nor stops at a chunk that is only wanted again for a redo: the aggregator takes no jump of
     /// more than the ring (protocol-rules F13).
     fn advance_progress(&mut self) {
-        self.acknowledged = self.acknowledged.max(self.delivered.min(self.end));
+        let known = if self.reach() > self.end { self.delivered } else { self.delivered.min(self.end) };
+        self.acknowledged = self.acknowledged.max(known);
         let is_in = |entry: &Entry| entry.contribution == Contribution::Acknowledged;
         while self.acknowledged < self.open_end() && self.ring.get(self.acknowledged).is_some_and(is_in) {
             self.acknowledged += 1;
@@ -289,6 +309,10 @@ impl Worker {
     /// has the result already (protocol-rules F1 iii, part 2.2).
     fn restart(&mut self, position: u64, attempt: u8) {
         let Some(entry) = self.ring.get_mut(position) else { return };
+        if entry.absent {
+            // Only whoever is in the result can redo it (protocol-rules F3).
+            return;
+        }
         if !entry.restart(attempt) {
             return self.abort(position, Refusal::TooManyAttempts, 0);
         }
@@ -375,14 +399,24 @@ impl Worker {
             self.statistics.unexpected_results += 1;
             return Verdict::Unwanted;
         };
-        let sound = arrived.bitmap != 0
-            && arrived.bitmap & !self.membership.everybody() == 0
-            && arrived.payload.len() == usize::from(entry.chunk.lanes) * 4
-            && (!self.is_in(arrived) || arrived.next_exponent >= entry.next_exponent)
-            && self.is_sound(position, entry.chunk, arrived.bitmap, arrived.tag, arrived.payload);
+        let is_foreign = entry.absent && position >= self.next;
+        let is_ours = arrived.bitmap != 0 && arrived.bitmap & !self.membership.everybody() == 0;
+        let sound = is_ours
+            && if is_foreign {
+                let chunk = self.identify(arrived);
+                let place = self.ring.get_mut(position).filter(|entry| entry.wish != Wish::Delivered);
+                if let (Some(entry), Some(chunk)) = (place, chunk) {
+                    entry.chunk = chunk;
+                }
+                chunk.is_some()
+            } else {
+                arrived.payload.len() == usize::from(entry.chunk.lanes) * 4
+                    && (!self.is_in(arrived) || arrived.next_exponent >= entry.next_exponent)
+                    && self.is_sound(position, entry.chunk, arrived.bitmap, arrived.tag, arrived.payload)
+            };
         self.statistics.failed_checks += u64::from(!sound);
         // Whatever the check said: a torn late answer must not start a redo (protocol-rules part 2.3).
-        if entry.wish == Wish::Delivered || position >= self.open_end() {
+        if entry.wish == Wish::Delivered || position >= self.reach() {
             self.statistics.duplicate_results += 1;
             return Verdict::Unwanted;
         }
@@ -394,14 +428,17 @@ impl Worker {
         arrived.bitmap >> self.membership.rank & 1 == 1
     }
 
-    /// Delivers a sound result, if this rank is in it.
-    fn accept(&mut self, now: Time, arrived: &Arrived<'_>) {
-        let position = arrived.position;
-        if !self.is_in(arrived) {
-            let tensor = self.tensor_at(position, 0);
-            return self.fail_at(now, position, position, OperationError::Excluded { tensor });
+    /// A result stands, and the request was too short or too long for it.
+    fn learn_length(&mut self, position: u64, lanes: u16) {
+        let is_foreign = position >= self.next;
+        if let Some(entry) = self.ring.get_mut(position).filter(|entry| entry.absent && is_foreign)
+            && entry.wish != Wish::Delivered
+        {
+            entry.chunk.lanes = lanes.min(self.membership.lanes);
+            self.foreign_lanes = entry.chunk.lanes;
+            // It is there: worth another request at once.
+            self.guess.below = self.guess.below.max(position + 1);
         }
-        self.deliver(now, arrived);
     }
 
     /// A result failed its check: ask again, then for a redo, the further ones after pauses that double. An older attempt
@@ -443,34 +480,61 @@ impl Worker {
 
     fn deliver(&mut self, now: Time, arrived: &Arrived<'_>) {
         let position = arrived.position;
+        let (is_in, is_foreign) = (self.is_in(arrived), position >= self.next);
         let Some(entry) = self.ring.get_mut(position) else { return };
         self.wishes -= u64::from(matches!(entry.wish, Wish::Asked(_)));
         (entry.wish, entry.agreed) = (Wish::Delivered, arrived.next_exponent);
+        (entry.included, entry.synchronisation) = (is_in, arrived.synchronisation);
+        (entry.contributors, entry.culprit) = (arrived.bitmap.count_ones() as u8, arrived.non_finite);
         if arrived.attempt >= entry.attempt {
             // The result says so, whatever became of the acknowledgement.
             (entry.contribution, entry.held) = (Contribution::Acknowledged, None);
         }
-        let exponent = entry.chunk.exponent;
+        let (exponent, lanes) = (entry.chunk.exponent, entry.chunk.lanes);
         self.statistics.results += 1;
         if position >= self.others.p_min {
             self.guess.confirm(position);
         }
         let lowest = self.delivered;
-        while self.delivered < self.open_end() && self.is_delivered(self.delivered) {
+        while self.delivered < self.reach() && self.is_delivered(self.delivered) {
             self.delivered += 1;
         }
         self.advance_progress();
         let bitmap = if self.delivered == lowest { self.waiting.bitmap } else { None };
         self.waiting = Waiting { since: now, answered: false, bitmap };
         self.reset_timers(now);
-        if let Some(rank) = arrived.non_finite {
-            let tensor = self.tensor_at(position, u64::from(self.membership.window));
-            self.fail_at(now, position, position + 1, OperationError::PeerNonFinite { rank, tensor });
+        if is_foreign {
+            self.keep_result(arrived);
+        } else if let Some(rank) = arrived.non_finite {
+            self.fail_for_a_peer(now, position, rank);
         } else {
+            if !is_in {
+                // Decided here, once, by the result (protocol-rules F7).
+                self.give_back(position, exponent, lanes);
+            }
             let scale = Scale { exponent, contributors: arrived.bitmap.count_ones() };
             self.write_result(position, scale, arrived);
         }
         self.finish_operations(now);
+    }
+
+    /// Another rank's values cannot be reduced; the result of this chunk told it.
+    pub(super) fn fail_for_a_peer(&mut self, now: Time, position: u64, rank: u8) {
+        let tensor = self.tensor_at(position, u64::from(self.membership.window));
+        self.fail_at(now, position, position + 1, OperationError::PeerNonFinite { rank, tensor });
+    }
+
+    /// This rank's contribution is not in the result of its chunk: it is for the next operation.
+    fn give_back(&mut self, position: u64, exponent: i8, lanes: u16) {
+        self.statistics.excluded += 1;
+        let Some(op) = self.operation_at(position).and_then(|index| self.operations.get(index)) else {
+            return;
+        };
+        if let Step::Chunk(number) = op.step(position)
+            && let Some(piece) = op.piece(number)
+        {
+            op.give_back(piece, exponent, self.ring.payload(position, lanes), &mut self.residuals);
+        }
     }
 
     fn is_delivered(&self, position: u64) -> bool {
@@ -488,7 +552,9 @@ impl Worker {
                 Ok(())
             }
             Step::Chunk(number) => {
-                op.piece(number).map_or(Ok(()), |piece| op.read(piece, scale, arrived.payload))
+                let read = op.piece(number).map_or(Ok(()), |piece| op.read(piece, scale, arrived.payload));
+                note_outcome(op, number, scale, arrived.synchronisation, self.membership.window);
+                read
             }
         };
         if let Err(error) = written {
@@ -498,24 +564,40 @@ impl Worker {
 
     /// Hands out operations whose chunks are all here, and the error of a result that fits no type: in order, so that all
     /// ranks see the same, or as far out of order as the settings allow.
-    fn finish_operations(&mut self, now: Time) {
-        if let Some((position, error)) = self.overflow.take_if(|(position, _)| self.delivered > *position) {
+    pub(super) fn finish_operations(&mut self, now: Time) {
+        let settled = self.settled();
+        if let Some((position, error)) = self.overflow.take_if(|(position, _)| settled > *position) {
             self.fail_at(now, position, position + 1, error);
         }
-        while let Some(op) = self.operations.pop_front_if(|op| op.end() <= self.delivered) {
+        self.remember_outcomes();
+        while let Some(op) = self.operations.pop_front_if(|op| op.end() <= settled) {
+            let synchronisation = self.synchronisation_of(&op);
+            self.synchronisation = synchronisation;
+            self.iterations.settle(op.handle.0 + 1);
             if !op.handed_out {
-                self.events.push_back(Event::Done { handle: op.handle, tensors: op.tensors });
+                let (handle, tensors) = (op.handle, op.tensors);
+                self.events.push_back(Event::Done { handle, tensors, synchronisation });
             }
         }
         // Nothing from a result on that fits no type: it will be an error.
         let cut = self.overflow.as_ref().map_or(u64::MAX, |(position, _)| *position);
-        for op in self.operations.iter_mut().take(self.settings.staleness as usize + 1) {
-            if op.is_complete() && !op.handed_out && op.end() <= cut {
+        for index in 0..self.operations.len().min(self.settings.staleness as usize + 1) {
+            let is_done =
+                |op: &&Operation| op.is_complete() && !op.handed_out && op.end() <= cut && op.end() <= self.next;
+            let Some(op) = self.operations.get(index).filter(is_done) else { continue };
+            let synchronisation = self.synchronisation_of(op);
+            if let Some(op) = self.operations.get_mut(index) {
                 op.handed_out = true;
                 let tensors = core::mem::take(&mut op.tensors);
-                self.events.push_back(Event::Done { handle: op.handle, tensors });
+                self.events.push_back(Event::Done { handle: op.handle, tensors, synchronisation });
             }
         }
+    }
+
+    /// That of an operation's last chunk, whose result is here: the slot's, and so the same at every rank.
+    fn synchronisation_of(&self, op: &Operation) -> Synchronisation {
+        let last = op.end().checked_sub(1).and_then(|last| self.ring.get(last));
+        last.map_or(self.synchronisation, |entry| entry.synchronisation)
     }
 
     /// Name of the tensor of the chunk `ahead` after a position, or of the last one of its operation.
@@ -531,7 +613,7 @@ impl Worker {
     }
 
     /// The aggregator will not take this rank's contribution.
-    fn abort(&mut self, position: u64, reason: Refusal, bitmap: u64) {
+    pub(super) fn abort(&mut self, position: u64, reason: Refusal, bitmap: u64) {
         let ranks = ranks_of(bitmap & !(1 << self.membership.rank));
         let tensor = self.tensor_at(position, 0);
         self.halt(OperationError::Aborted { reason, ranks, tensor });

@@ -18,6 +18,7 @@ use crate::time::Time;
 impl Worker {
     pub(super) fn next_datagram(&mut self, now: Time, buffer: &mut [u8]) -> Option<Transmit> {
         self.release_held(now);
+        self.skip(now);
         if let Some(position) = self.next_contribution(now) {
             return self.send_contribution(now, position, buffer);
         }
@@ -76,15 +77,24 @@ impl Worker {
     /// - The result one window ahead tells an exponent if every rank knew this operation when it contributed there.
     /// - It was meant for this operation's first chunk unless one that began since then has a round: that moves what follows,
     ///   and whoever proposes reckons without rounds to come.
-    fn open(&mut self, index: usize, position: u64) {
+    /// - Where chunks may lack ranks, what the same reduction came to before tells one that will do.
+    pub(super) fn open(&mut self, index: usize, position: u64) {
         let window = u64::from(self.membership.window);
         let moved = self.latest_round.is_some_and(|round| round + window >= position);
         let agreed = self.agreed_for(position).filter(|exponent| *exponent != UNKNOWN && !moved);
+        let guess = if agreed.is_some() { None } else { self.guess(index, position) };
+        let before = position.checked_sub(window).and_then(|before| self.ring.get(before));
+        let heard = before.is_some_and(|entry| entry.included && !entry.absent);
         if let Some(op) = self.operations.get_mut(index) {
-            op.opening = if agreed.is_some() { Opening::Handover } else { Opening::Round };
-            op.first_exponent = agreed;
+            op.opening = match (agreed, guess) {
+                (Some(_), _) => Opening::Handover,
+                (None, Some(_)) => Opening::Guess,
+                (None, None) => Opening::Round,
+            };
+            op.first_exponent = agreed.or(guess);
+            op.heard = op.opening == Opening::Round || op.opening == Opening::Handover && heard;
         }
-        if agreed.is_none() {
+        if agreed.or(guess).is_none() {
             self.operations.range_mut(index + 1..).for_each(|op| op.first += 1);
             self.end += 1;
         }
@@ -94,7 +104,7 @@ impl Worker {
     fn propose_beyond(&self, position: u64) -> i8 {
         let op = self.operation_at(position).and_then(|index| self.operations.get(index));
         let first = op.filter(|op| op.step(position) == Step::Chunk(0));
-        first.map_or(UNKNOWN, |op| op.handover(u64::from(self.membership.window)))
+        first.map_or(UNKNOWN, |op| op.handover(u64::from(self.membership.window), &self.residuals))
     }
 
     /// Makes the contribution of the next chunk; `None` if its exponent is not known yet.
@@ -106,13 +116,22 @@ impl Worker {
         let op = self.operations.get(index)?;
         let window = u64::from(self.membership.window);
         let (chunk, ahead, tag) = match op.step(position) {
-            Step::Round => (op.round_chunk(), op.exponent(0, window), 0),
+            // What is left over is known when all before is done.
+            Step::Round if op.flush && self.delivered < position => return None,
+            Step::Round => (op.round_chunk(), op.exponent(0, window, &self.residuals), 0),
             Step::Chunk(number) => {
-                let exponent = if number < window { op.first_exponent? } else { self.agreed_for(position)? };
+                let exponent = self.exponent_for(index, position, number)?;
                 let piece = op.piece(number)?;
-                let tag = op.write(piece, exponent, self.ring.payload_mut(position, piece.lanes))?;
+                let heard = self.was_heard(op, position, number);
+                let is_long = op.needs_clipping(piece, exponent, heard, &self.residuals);
+                let payload = self.ring.payload_mut(position, piece.lanes);
+                let tag = if is_long {
+                    op.write_clipped(piece, exponent, payload, &mut self.residuals, &mut self.scratch)?
+                } else {
+                    op.write(piece, exponent, payload)?
+                };
                 let ahead = if position + window < op.end() {
-                    op.exponent(number + window, number + window + 1)
+                    op.exponent(number + window, number + window + 1, &self.residuals)
                 } else {
                     Ok(self.propose_beyond(position + window))
                 };
@@ -128,6 +147,10 @@ impl Worker {
         let salt = tag::salt(self.keys.of(self.membership.rank), seq_of(position), chunk);
         entry.tag = tag.wrapping_add(salt);
         entry.flagged = fault.is_some();
+        if let Some(foreign) = self.ring.get(position) {
+            // It was asked for before its operation was issued.
+            (entry.wish, entry.asked, entry.doubted) = (foreign.wish, foreign.asked, foreign.doubted);
+        }
         self.ring.put(entry);
         self.next += 1;
         self.statistics.contributions += 1;
@@ -135,6 +158,15 @@ impl Worker {
             self.stop_after(now, position, error);
         }
         Some(position)
+    }
+
+    /// The exponent of an operation's chunk, if it is known yet.
+    pub(super) fn exponent_for(&self, index: usize, position: u64, number: u64) -> Option<i8> {
+        if number < u64::from(self.membership.window) {
+            self.operations.get(index)?.first_exponent
+        } else {
+            self.agreed_for(position)
+        }
     }
 
     /// The values one window ahead cannot be sent. The flag on this chunk tells the other ranks; nothing is sent after it.
@@ -184,8 +216,17 @@ impl Worker {
                 return ripe;
             }
         }
+        if self.wishes < u64::from(self.membership.window) {
+            // Others have gone on without this rank.
+            let is_idle = |p: &u64| self.ring.get(*p).is_none_or(|entry| entry.wish == Wish::Idle);
+            let from = self.delivered.max(self.next);
+            let foreign = (from..self.reach().min(self.guess.below)).find(is_idle);
+            if foreign.is_some() {
+                return foreign;
+            }
+        }
         let lowest = self.delivered;
-        if lowest < self.open_end() && self.is_unasked(lowest) && now >= self.poll.at {
+        if lowest < self.reach() && self.is_unasked(lowest) && now >= self.poll.at {
             // What comes damaged again and again is asked for ever more rarely.
             let doubted = self.ring.get(lowest).is_some_and(|entry| entry.doubted > 0);
             self.poll.step_by(now, if doubted { 1 } else { POLL_GROWTH }, POLL_CAP);
@@ -228,6 +269,7 @@ impl Worker {
     }
 
     fn send_pull(&mut self, now: Time, position: u64, buffer: &mut [u8]) -> Option<Transmit> {
+        self.expect(position);
         let entry = *self.ring.get(position)?;
         let wish = Some(position);
         let token = self.recovery.send(Sent { contribution: None, wish, about: position, at: now });
