@@ -11,16 +11,17 @@ use paatp_common::host::Host;
 use paatp_common::job::{Address, JobEntry, RankEntry, mapped};
 use paatp_common::lanes::SlotBlock;
 use paatp_common::limits::{LANES_PER_BLOCK, MAX_JOBS, MAX_RANKS};
-use paatp_common::pool::Pool;
+use paatp_common::pool::{K_MAX, Pool};
 use paatp_common::progress::{Progress, RankRecord};
 use paatp_common::slot::Slot;
 use paatp_common::tag::rank_key;
 use paatp_common::wire::{HEADER_BYTES, Header, flags};
 use paatp_common::{Refusal, Seq};
 use paatp_transport::rate::policy::Grant;
+use paatp_transport::rate::share::Share;
 
 use crate::random::Random;
-use crate::scenario::JobSpec;
+use crate::scenario::{JobSpec, MemoryKind, PoolSpec};
 
 /// Generations are arbitrary; each job has its own.
 const FIRST_GENERATION: u32 = 0xC0FF_EE00;
@@ -65,7 +66,7 @@ fn address(job: u16, rank: u8) -> Address {
 impl Node {
     /// An aggregator with these jobs. Their nonces follow from the seed.
     #[must_use]
-    pub fn new(specs: &[JobSpec], seed: u64) -> Node {
+    pub fn new(specs: &[JobSpec], pool: Option<PoolSpec>, seed: u64) -> Node {
         let blocks = specs.iter().map(|job| usize::from(job.lanes) / LANES_PER_BLOCK).max().unwrap_or(1);
         let mut jobs = vec![JobEntry::zeroed(); MAX_JOBS];
         let mut ranks = vec![RankEntry::zeroed(); MAX_JOBS * MAX_RANKS];
@@ -79,22 +80,28 @@ impl Node {
                 lanes: spec.lanes,
                 window: spec.window,
                 world: spec.world,
+                k: match spec.memory {
+                    MemoryKind::Reserved => 0,
+                    MemoryKind::Shared => pool.and_then(|pool| pool.k).unwrap_or(K_MAX),
+                },
                 ..JobEntry::zeroed()
             };
-            first_slot += spec.slots;
+            first_slot += spec.own_slots();
             let places = ranks.iter_mut().skip(usize::from(number) * MAX_RANKS);
             for (rank, place) in (0..spec.world).zip(places) {
                 let key = rank_key(nonce(seed, number), rank);
                 *place = RankEntry { address: address(number, rank), key, ..RankEntry::default() };
             }
         }
+        let pool = Pool { first: first_slot, slots: pool.map_or(0, |pool| pool.slots) };
+        let slots = (pool.first + pool.slots) as usize;
         Node {
             jobs,
             ranks,
             progress: (0..MAX_JOBS).map(|_| Progress::default()).collect(),
-            pool: Pool::default(),
-            slots: vec![Slot::zeroed(); first_slot as usize],
-            lanes: vec![SlotBlock::default(); first_slot as usize * blocks],
+            pool,
+            slots: vec![Slot::zeroed(); slots],
+            lanes: vec![SlotBlock::default(); slots * blocks],
             blocks,
             counters: Counters::default(),
             digests: specs.iter().map(|job| vec![None; job.slots as usize]).collect(),
@@ -116,6 +123,22 @@ impl Node {
         ranks.zip(grant.gains).for_each(|(rank, gain)| rank.gain = gain);
     }
 
+    /// What the tables say of a job that shares the pool, as the loader reads it.
+    #[must_use]
+    pub fn share(&self, job: u16) -> Option<Share> {
+        let entry = self.jobs.get(usize::from(job)).filter(|entry| entry.is_shared())?;
+        let (progress, generation) = (self.progress.get(usize::from(job))?, entry.generation);
+        let (min_ack, crowded) = (progress.acks.floor(generation).0, progress.crowded(generation));
+        Some(Share { job, generation, min_ack, crowded })
+    }
+
+    /// Lets a job's chunks try so many places of the pool.
+    pub fn set_k(&mut self, job: u16, k: u8) {
+        if let Some(entry) = self.jobs.get_mut(usize::from(job)) {
+            entry.k = k;
+        }
+    }
+
     /// What the tables say of a rank, as the loader reads it.
     #[must_use]
     pub fn record(&self, job: u16, rank: u8) -> RankRecord {
@@ -123,7 +146,7 @@ impl Node {
         progress.map_or_else(RankRecord::default, |p| p.reached(generation(job), usize::from(rank)))
     }
 
-    /// Handles a request in place; `None` if nothing is answered. `delivered` is what each of the job's workers has been
+    /// Handles a request in place; `None` if nothing is answered. `delivered` tells what each of a job's workers has been
     /// given, in the order of ranks.
     ///
     /// # Errors
@@ -133,10 +156,12 @@ impl Node {
         (job, rank): (u16, u8),
         datagram: &mut [u8],
         congested: bool,
-        delivered: &[u64],
+        delivered: &dyn Fn(u16) -> Vec<u64>,
     ) -> Result<Option<usize>, Violation> {
         let request = Header::of(datagram).copied();
-        let before = request.and_then(|header| Some((header, *self.slot_of(job, header.seq())?)));
+        let is_shared = self.jobs.get(usize::from(job)).is_some_and(JobEntry::is_shared);
+        let seen = if is_shared { self.slots.clone() } else { Vec::new() };
+        let before = request.and_then(|header| Some((header, self.slot_of(job, header.seq())?)));
         let length = datagram.len();
         let mut host = Host {
             jobs: &mut self.jobs,
@@ -149,20 +174,56 @@ impl Node {
             counters: &mut self.counters,
         };
         let Ok(answered) = host.handle(datagram, address(job, rank), congested) else { return Ok(None) };
+        if is_shared {
+            self.audit_pool(job, &seen, delivered)?;
+        }
         if let Some((request, slot)) = before {
-            self.audit_slot(job, rank, &request, &slot, delivered)?;
+            self.audit_slot(job, rank, &request, &slot, &delivered(job))?;
             self.audit_answer(job, &request, length, datagram.get(..answered).unwrap_or(&[]))?;
         }
         Ok(Some(answered))
     }
 
-    fn slot_index(&self, job: u16, seq: Seq) -> Option<usize> {
+    /// The slot of a chunk. Of a job that shares the pool: an unused one, if it has none.
+    fn slot_of(&self, job: u16, seq: Seq) -> Option<Slot> {
         let entry = self.jobs.get(usize::from(job)).filter(|entry| entry.slots > 0)?;
-        Some((entry.first_slot + seq.0 % entry.slots) as usize)
+        if entry.is_shared() {
+            let found = self.slots.iter().find(|slot| is_chunk(slot, job, seq));
+            return Some(found.copied().unwrap_or_default());
+        }
+        self.slots.get((entry.first_slot + seq.0 % entry.slots) as usize).copied()
     }
 
-    fn slot_of(&self, job: u16, seq: Seq) -> Option<&Slot> {
-        self.slots.get(self.slot_index(job, seq)?)
+    /// What a request of a job that shares the pool did to the slots: it changed one at most, took it from nobody who
+    /// needs it, and did not give its chunk a second one (protocol-rules F18).
+    fn audit_pool(
+        &self,
+        job: u16,
+        before: &[Slot],
+        delivered: &dyn Fn(u16) -> Vec<u64>,
+    ) -> Result<(), Violation> {
+        let mut changed = before.iter().zip(&self.slots).zip(0..).filter(|((old, new), _)| old != new);
+        let Some(((old, new), index)) = changed.next() else { return Ok(()) };
+        let fail = |job: u16, seq: Seq, rule: &str| Err(Violation { job, seq: seq.0, rule: rule.into() });
+        if changed.next().is_some() {
+            return fail(job, new.seq, "one request changed two slots");
+        }
+        let own = self.jobs.get(usize::from(job)).map_or(0, |entry| entry.first_slot);
+        let is_in_pool = (self.pool.first..self.pool.first + self.pool.slots).contains(&index);
+        if !is_in_pool && index != own {
+            return fail(job, new.seq, "it has a slot of somebody else");
+        }
+        if (old.generation, old.seq) == (new.generation, new.seq) {
+            return Ok(());
+        }
+        let is_needed = |seq: Seq, all: &[u64]| all.iter().any(|delivered| *delivered <= u64::from(seq.0));
+        if old.generation != 0 && is_needed(old.seq, &delivered(old.job())) {
+            return fail(old.job(), old.seq, "its slot in the pool went to another chunk too early");
+        }
+        if self.slots.iter().filter(|slot| is_chunk(slot, job, new.seq)).count() != 1 {
+            return fail(job, new.seq, "it has two slots");
+        }
+        Ok(())
     }
 
     /// What this request did to the slot of its chunk.
@@ -280,6 +341,11 @@ impl Node {
     }
 }
 
+/// The slot holds this chunk.
+const fn is_chunk(slot: &Slot, job: u16, seq: Seq) -> bool {
+    slot.holds(generation(job), seq)
+}
+
 /// A job's generation.
 #[must_use]
 pub const fn generation(job: u16) -> u32 {
@@ -323,6 +389,7 @@ mod tests {
             lanes: 32,
             window: 1,
             slots: 2,
+            memory: MemoryKind::Reserved,
             chunks: 9,
             operations: 1,
             iterations: 1,
@@ -333,7 +400,7 @@ mod tests {
             staleness: 0,
             values: ValuesKind::FloatSum,
         };
-        Node::new(&[job], SEED)
+        Node::new(&[job], None, SEED)
     }
 
     /// A contribution of zeros, and a wish for the same chunk.
@@ -365,7 +432,9 @@ mod tests {
     #[test]
     fn a_slot_that_is_given_away_too_early_is_noticed() {
         let mut node = node(1);
-        let mut ask = |seq, ack, delivered| node.handle((0, 0), &mut data(0, seq, ack), false, &[delivered]);
+        let mut ask = |seq, ack, delivered| {
+            node.handle((0, 0), &mut data(0, seq, ack), false, &|_| vec![delivered])
+        };
         assert!(ask(0, 0, 0).is_ok_and(|answer| answer == Some(192)));
         // The worker says that it has the result, and has not.
         let violation = ask(2, 2, 0).unwrap_err();
@@ -376,7 +445,9 @@ mod tests {
     fn results_that_differ_are_noticed_unless_memory_was_damaged_on_purpose() {
         for on_purpose in [false, true] {
             let mut node = node(2);
-            let ask = |node: &mut Node, rank| node.handle((0, rank), &mut data(rank, 0, 0), false, &[0, 0]);
+            let ask = |node: &mut Node, rank| {
+                node.handle((0, rank), &mut data(rank, 0, 0), false, &|_| vec![0, 0])
+            };
             assert!(ask(&mut node, 0).is_ok_and(|answer| answer == Some(HEADER_BYTES)));
             assert!(ask(&mut node, 1).is_ok_and(|answer| answer == Some(192)));
             if on_purpose {
@@ -393,8 +464,8 @@ mod tests {
     fn strangers_are_not_answered_and_tallies_are_taken_once() {
         let mut node = node(1);
         let mut foreign = data(1, 0, 0);
-        assert_eq!(node.handle((0, 1), &mut foreign, false, &[0]), Ok(None));
-        assert!(node.handle((0, 0), &mut data(0, 0, 0), true, &[0]).is_ok());
+        assert_eq!(node.handle((0, 1), &mut foreign, false, &|_| vec![0]), Ok(None));
+        assert!(node.handle((0, 0), &mut data(0, 0, 0), true, &|_| vec![0]).is_ok());
         assert_eq!(node.record(0, 0), RankRecord { marks: 1, ..RankRecord::default() });
     }
 }

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use paatp_common::limits::{LANES_PER_BLOCK, MAX_JOBS, MAX_RANKS};
+use paatp_common::pool::K_MAX;
 use paatp_transport::{Membership, MembershipError};
 use serde::Deserialize;
 
@@ -36,6 +37,9 @@ pub struct Scenario {
     pub limit: Nanos,
     /// The network.
     pub network: Network,
+    /// Slots that jobs share.
+    #[serde(default)]
+    pub pool: Option<PoolSpec>,
     /// The jobs; all have the same aggregator.
     #[serde(rename = "job")]
     pub jobs: Vec<JobSpec>,
@@ -74,6 +78,28 @@ pub struct Network {
     pub impairment: Impairment,
 }
 
+/// Slots of the aggregator that jobs with `memory = "shared"` share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PoolSpec {
+    /// Their number, a power of two.
+    pub slots: u32,
+    /// Places in it that a chunk may take. Absent: the loader tunes each job's for equal goodput, whatever the
+    /// controller.
+    pub k: Option<u8>,
+}
+
+/// Whose slots a job uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MemoryKind {
+    /// A ring of its own.
+    #[default]
+    Reserved,
+    /// The pool.
+    Shared,
+}
+
 /// One training job.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -87,8 +113,11 @@ pub struct JobSpec {
     pub lanes: u16,
     /// Window W: nobody runs further ahead of its own results.
     pub window: u16,
-    /// Slots S of the ring.
+    /// Slots S of the ring; with `memory = "shared"` how far a chunk may be ahead of the last that every rank has.
     pub slots: u32,
+    /// Whose slots it uses.
+    #[serde(default)]
+    pub memory: MemoryKind,
     /// Chunks of one gradient.
     pub chunks: u64,
     /// Operations that a gradient is cut into.
@@ -335,7 +364,16 @@ impl Scenario {
         if self.jobs.is_empty() || self.jobs.len() > MAX_JOBS {
             return fail(format!("{} jobs; an aggregator has 1 to {MAX_JOBS}", self.jobs.len()));
         }
-        let slots: u64 = self.jobs.iter().map(|job| u64::from(job.slots)).sum();
+        let pool = self.pool.map_or(0, |pool| pool.slots);
+        if self.pool.is_some_and(|pool| {
+            !pool.slots.is_power_of_two() || pool.k.is_some_and(|k| !(1..=K_MAX).contains(&k))
+        }) {
+            return fail(format!("a pool has a power of two of slots, and k is from 1 to {K_MAX}"));
+        }
+        if pool == 0 && self.jobs.iter().any(|job| job.memory == MemoryKind::Shared) {
+            return fail("jobs with memory = \"shared\" need a [pool]".into());
+        }
+        let slots: u64 = self.jobs.iter().map(|job| u64::from(job.own_slots())).sum::<u64>() + u64::from(pool);
         if slots > MAX_SLOTS {
             return fail(format!("{slots} slots in all; at most {MAX_SLOTS} are simulated"));
         }
@@ -380,6 +418,15 @@ impl JobSpec {
              from 0 to 1 and jitter from 0 to less than 1 are possible",
             self.name
         )))
+    }
+
+    /// Slots that nobody else uses.
+    #[must_use]
+    pub fn own_slots(&self) -> u32 {
+        match self.memory {
+            MemoryKind::Reserved => self.slots,
+            MemoryKind::Shared => 1,
+        }
     }
 
     /// A rank's place in the job.

@@ -7,9 +7,9 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::time::Duration;
 
-use paatp_common::limits::MAX_RANKS;
 use paatp_common::wire::HEADER_BYTES;
 use paatp_transport::rate::policy::{JobCounts, Meter, Policy};
+use paatp_transport::rate::share::Shares;
 use paatp_transport::rate::{Algorithm, Controller};
 use paatp_transport::{
     Event, Handle, Membership, MembershipError, OperationError, Settings, Time, Values, Worker,
@@ -188,6 +188,9 @@ pub struct Simulation<'a> {
     recorder: Recorder,
     buffer: Vec<u8>,
     policy: Policy,
+    shares: Shares,
+    /// The loader paces ranks; it tunes the pool in any case.
+    has_loader: bool,
     meter: Meter,
 }
 
@@ -247,7 +250,7 @@ impl<'a> Simulation<'a> {
             topology: Topology::new(scenario, seed),
             packets: Vec::new(),
             free: Vec::new(),
-            node: Node::new(&scenario.jobs, seed),
+            node: Node::new(&scenario.jobs, scenario.pool, seed),
             recorder: Recorder::new(scenario),
             peers,
             first,
@@ -255,9 +258,11 @@ impl<'a> Simulation<'a> {
             expected: BTreeMap::new(),
             buffer: vec![0; longest],
             policy: Policy::default(),
+            shares: Shares::default(),
+            has_loader,
             meter: Meter::default(),
         };
-        if has_loader {
+        if has_loader || scenario.pool.is_some_and(|pool| pool.k.is_none()) {
             simulation.schedule(TICK, Happening::Tick);
         }
         for host in 0..simulation.peers.len() as u32 {
@@ -336,6 +341,19 @@ impl<'a> Simulation<'a> {
 
     /// What the daemon does every few milliseconds.
     fn tick(&mut self) {
+        if self.scenario.pool.is_some_and(|pool| pool.k.is_none()) {
+            let jobs = 0..self.scenario.jobs.len() as u16;
+            let shares: Vec<_> = jobs.filter_map(|job| self.node.share(job)).collect();
+            let ks = self.shares.tick(Duration::from_nanos(TICK.0), &shares);
+            shares.iter().zip(ks).for_each(|(share, k)| self.node.set_k(share.job, k));
+        }
+        if self.has_loader {
+            self.pace();
+        }
+        self.schedule(self.now + TICK, Happening::Tick);
+    }
+
+    fn pace(&mut self) {
         let mut ranks = Vec::with_capacity(self.scenario.jobs.len());
         for (job, spec) in (0..).zip(&self.scenario.jobs) {
             let records: Vec<_> = (0..spec.world).map(|rank| self.node.record(job, rank)).collect();
@@ -348,7 +366,6 @@ impl<'a> Simulation<'a> {
         for grant in self.policy.tick(Duration::from_nanos(TICK.0), &counts) {
             self.node.stamp(&grant);
         }
-        self.schedule(self.now + TICK, Happening::Tick);
     }
 
     fn time(&self) -> Time {
@@ -394,14 +411,13 @@ impl<'a> Simulation<'a> {
             self.node.damage(&mut self.damage);
         }
         let (job, rank) = (self.peers[host].job, self.peers[host].rank);
-        let (first, world) =
-            (self.first[usize::from(job)], usize::from(self.scenario.jobs[usize::from(job)].world));
-        let mut delivered = [0; MAX_RANKS];
-        for (place, peer) in delivered.iter_mut().zip(&self.peers[first..first + world]) {
-            *place = peer.worker.chunks().0;
-        }
+        let (peers, firsts, jobs) = (&self.peers, &self.first, &self.scenario.jobs);
+        let delivered = |job: u16| {
+            let (first, world) = (firsts[usize::from(job)], usize::from(jobs[usize::from(job)].world));
+            peers[first..first + world].iter().map(|peer| peer.worker.chunks().0).collect()
+        };
         let packet = &mut self.packets[id as usize];
-        let handled = self.node.handle((job, rank), &mut packet.bytes, packet.congested, &delivered[..world]);
+        let handled = self.node.handle((job, rank), &mut packet.bytes, packet.congested, &delivered);
         let answered = handled.map_err(|violation| SimulationError::Violation { at: self.now, violation })?;
         let Some(length) = answered else {
             self.free.push(id);

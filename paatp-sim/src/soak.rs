@@ -1,13 +1,15 @@
 //! Small scenarios drawn from a seed, as bad as they may be: whatever happens, every operation must complete with the right
 //! sum, and no rule may be broken on the way.
 
+use paatp_common::pool::K_MAX;
 use paatp_transport::rate::Algorithm;
 
 use crate::link::{Impairment, LinkSpec};
 use crate::random::{Purpose, Random};
 use crate::record::Recorder;
 use crate::scenario::{
-    CARD_PACKETS, Direction, JobSpec, Network, Place, Ranks, Scenario, Straggler, ValuesKind,
+    CARD_PACKETS, Direction, JobSpec, MemoryKind, Network, Place, PoolSpec, Ranks, Scenario, Straggler,
+    ValuesKind,
 };
 use crate::simulation::{Simulation, SimulationError};
 use crate::units::{BitRate, Bytes, Nanos};
@@ -46,14 +48,15 @@ pub fn scenario(seed: u64) -> (Scenario, Algorithm) {
     let mut random = Random::new(seed, Purpose::Shape, 0);
     let algorithm = Algorithm::ALL[random.below(Algorithm::ALL.len() as u64) as usize];
     let jobs = 1 + random.below(4) / 3;
-    let jobs: Vec<JobSpec> = (0..jobs).map(|number| job(number, &mut random)).collect();
+    let mut jobs: Vec<JobSpec> = (0..jobs).map(|number| job(number, &mut random)).collect();
     let network = network(&mut random);
     // Damage on the way or damage in memory: two flips in one result may hide each other (see `Node::damage`).
     let memory_damage =
         if network.impairment.damage == 0.0 && random.chance(0.4) { random.uniform(0.0, 0.03) } else { 0.0 };
     let stragglers = stragglers(&mut random);
     let description = format!("seed {seed}");
-    (Scenario { description, seed, limit: LIMIT, network, jobs, stragglers, memory_damage }, algorithm)
+    let pool = share(&mut jobs, &mut random);
+    (Scenario { description, seed, limit: LIMIT, network, pool, jobs, stragglers, memory_damage }, algorithm)
 }
 
 fn pick<T: Copy>(random: &mut Random, of: &[T]) -> T {
@@ -71,6 +74,7 @@ fn job(number: u64, random: &mut Random) -> JobSpec {
         lanes: pick(random, &[32, 32, 64]),
         window,
         slots,
+        memory: MemoryKind::Reserved,
         chunks,
         operations: random.between(1, chunks.min(3)) as u32,
         iterations: random.between(1, 3) as u32,
@@ -81,6 +85,18 @@ fn job(number: u64, random: &mut Random) -> JobSpec {
         staleness: random.below(3) as u32,
         values: pick(random, &[ValuesKind::FloatSum, ValuesKind::IntegerSum, ValuesKind::IntegerMax]),
     }
+}
+
+/// Makes some jobs share a pool, mostly one that is too small for them.
+fn share(jobs: &mut [JobSpec], random: &mut Random) -> Option<PoolSpec> {
+    if !random.chance(0.4) {
+        return None;
+    }
+    for job in jobs {
+        job.memory = if random.chance(0.8) { MemoryKind::Shared } else { MemoryKind::Reserved };
+    }
+    let k = if random.chance(0.5) { Some(random.between(1, K_MAX.into()) as u8) } else { None };
+    Some(PoolSpec { slots: pick(random, &[1, 1, 2, 4, 8, 32]), k })
 }
 
 fn link(random: &mut Random) -> LinkSpec {

@@ -43,7 +43,7 @@ const POLL_CAP: Duration = Duration::from_millis(10);
 /// An interval between polls is longer than the one before by one part in so many: what a late rank took, its chunks are
 /// noticed at most an eighth of that later. (Twice as long each time meant up to as much again.)
 const POLL_GROWTH: u32 = 8;
-/// First and longest wait after BUSY. The ring frees up within round trips, unless a rank is stuck.
+/// First and longest wait after BUSY. Ring and pool free up within round trips, unless a rank is stuck.
 const BUSY_FIRST: Duration = Duration::from_micros(100);
 const BUSY_CAP: Duration = Duration::from_millis(10);
 /// First interval of the linger pulls; it doubles up to a quarter of the job's timeout (protocol-rules F24).
@@ -128,11 +128,13 @@ impl Guess {
     }
 }
 
-/// Contributions from this chunk on wait, because the ring has no room for it.
+/// Contributions from this chunk on wait, because the aggregator has no room for it.
 #[derive(Clone, Copy, Debug)]
 struct Busy {
     from: u64,
     until: Time,
+    /// The others' min_ack at that time.
+    min_ack: u64,
 }
 
 /// What the answers tell of the other ranks.

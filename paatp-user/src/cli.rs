@@ -233,6 +233,9 @@ pub struct Run {
     /// [default: 64MiB, or what they need if that is more].
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub memory: Option<u64>,
+    /// Of that memory, a pool for jobs with shared memory: 16MiB [default: none].
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub pool: Option<u64>,
     /// File with the token that changes of jobs need; made at the first start, readable by its owner only. An empty name
     /// stands for none: then nobody can change jobs [default: /var/lib/paatp/token].
     #[arg(long, value_name = "FILE", env = "PAATP_TOKEN_FILE", hide_env_values = true, value_parser = maybe_file())]
@@ -469,6 +472,9 @@ pub struct JobCreate {
     /// Packets that each rank may have under way at once.
     #[arg(long, default_value_t = u32::from(DEFAULT_WINDOW))]
     pub window: u32,
+    /// Keep results in the aggregator's pool, with those of other jobs, instead of a ring of its own.
+    #[arg(long)]
+    pub shared: bool,
     /// Ranks that are enough to complete a packet's sum. Workers of this version need all of them [default: --world].
     #[arg(long, value_name = "N")]
     pub quorum: Option<u32>,

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use paatp_common::limits::{
     BLOCK_BYTES, LANES_PER_BLOCK, MAX_JOBS, MAX_RANKS, MAX_RING_SLOTS, STANDARD_BLOCKS, WIDE_BLOCKS,
 };
+use paatp_common::pool::K_MAX;
 use paatp_common::slot::Slot;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -61,7 +62,7 @@ pub enum MemoryKind {
     /// A ring of its own.
     #[default]
     Reserved,
-    /// One pool for all jobs. Not in this version.
+    /// The node's pool, and one slot of its own.
     Shared,
 }
 
@@ -79,7 +80,7 @@ pub struct JobConfig {
     #[serde(default = "default_lanes")]
     #[schema(minimum = 32, maximum = 832, multiple_of = 32)]
     pub lanes: u32,
-    /// Slots of the ring, a power of two, at least twice the window.
+    /// Slots of the ring, a power of two, at least twice the window. With shared memory how many chunks may be open.
     #[serde(default = "default_slots")]
     #[schema(minimum = 2, maximum = 1048576)]
     pub slots: u32,
@@ -124,6 +125,15 @@ impl JobConfig {
         }
     }
 
+    /// Slots that belong to it alone: of a job in the pool the one for the chunk that everybody waits for.
+    #[must_use]
+    pub const fn own_slots(&self) -> u32 {
+        match self.memory {
+            MemoryKind::Reserved => self.slots,
+            MemoryKind::Shared => 1,
+        }
+    }
+
     /// Checks the values one by one.
     ///
     /// # Errors
@@ -150,6 +160,11 @@ pub struct NodeConfig {
     /// Memory of all slots: bytes, or with a unit as in `64MiB`.
     #[serde(default, deserialize_with = "size::deserialize")]
     pub memory: Option<u64>,
+    /// Of it, memory of the pool that jobs with `memory = "shared"` share.
+    #[serde(default, deserialize_with = "size::deserialize")]
+    pub pool: Option<u64>,
+    /// Places in the pool that each chunk may take; if absent, the aggregator tunes each job's.
+    pub pool_places: Option<u8>,
     /// Longest chunk that jobs may ask for, in lanes.
     pub lanes: Option<u32>,
     /// File with the token for changes.
@@ -288,17 +303,33 @@ pub enum ConfigError {
     NodeLanes(u32),
     /// The jobs do not fit the memory that was allowed.
     #[error(
-        "the jobs' {slots} slots of {slot_bytes} bytes need {} bytes, but the node may use {memory}; lower `slots` or raise the memory (--memory)",
+        "pool and jobs need {slots} slots of {slot_bytes} bytes, {} bytes, but the node may use {memory}; lower `slots` or the pool, or raise the memory (--memory)",
         .slots * *slot_bytes as u64
     )]
     Budget {
-        /// Slots of all jobs.
+        /// Slots of the pool and of all jobs.
         slots: u64,
         /// Bytes of one.
         slot_bytes: usize,
         /// What is allowed, in bytes.
         memory: u64,
     },
+    /// The pool holds no slot.
+    #[error("a pool of {pool} bytes holds no slot of {slot_bytes} bytes; give it more (--pool 16MiB)")]
+    SmallPool {
+        /// What it has, in bytes.
+        pool: u64,
+        /// Bytes of a slot.
+        slot_bytes: usize,
+    },
+    /// Places in the pool.
+    #[error("[node] pool_places = {0} is not allowed; 1 to {K_MAX} are")]
+    PoolPlaces(u8),
+    /// A job shares what the node does not have.
+    #[error(
+        "job `{0}` has memory = \"shared\", and the node has no pool; give it one (--pool 16MiB), or leave `memory` out"
+    )]
+    NoPool(String),
     /// A memory size cannot be read.
     #[error("`{0}` is no size; write for example 64MiB, 1GiB or a number of bytes")]
     Size(String),
@@ -323,6 +354,8 @@ pub struct Jobs {
     list: Vec<JobConfig>,
     size: SlotSize,
     slots: u64,
+    pool_slots: u32,
+    pool_places: Option<u8>,
 }
 
 impl Jobs {
@@ -344,6 +377,15 @@ impl Jobs {
         memory: Option<u64>,
         lanes: Option<u32>,
     ) -> Result<Jobs, ConfigError> {
+        Jobs::of_node(list, &NodeConfig { memory, lanes, ..NodeConfig::default() })
+    }
+
+    /// The same on a node that may have a pool, which is part of its memory.
+    ///
+    /// # Errors
+    /// The first value that is not allowed.
+    pub fn of_node(list: Vec<JobConfig>, node: &NodeConfig) -> Result<Jobs, ConfigError> {
+        let (memory, lanes) = (node.memory, node.lanes);
         if list.len() > MAX_JOBS {
             return Err(ConfigError::TooManyJobs(list.len()));
         }
@@ -358,13 +400,21 @@ impl Jobs {
         }
         let longest = list.iter().map(|job| job.lanes).chain(lanes).max().unwrap_or(0);
         let size = if longest > SlotSize::Standard.lanes() { SlotSize::Wide } else { SlotSize::Standard };
-        let needed: u64 = list.iter().map(|job| u64::from(job.slots)).sum();
+        let pool_slots = pool_slots(node.pool, size.bytes())?;
+        if let Some(places) = node.pool_places.filter(|places| !(1..=K_MAX).contains(places)) {
+            return Err(ConfigError::PoolPlaces(places));
+        }
+        if let Some(job) = list.iter().find(|job| job.memory == MemoryKind::Shared && pool_slots == 0) {
+            return Err(ConfigError::NoPool(job.name.clone()));
+        }
+        let own: u64 = list.iter().map(|job| u64::from(job.own_slots())).sum();
+        let needed = own + u64::from(pool_slots);
         let bytes = memory.unwrap_or(DEFAULT_MEMORY);
         let slots = needed.max(bytes / size.bytes() as u64);
         if memory.is_some_and(|memory| memory > 0 && needed * size.bytes() as u64 > memory) {
             return Err(ConfigError::Budget { slots: needed, slot_bytes: size.bytes(), memory: bytes });
         }
-        let jobs = Jobs { list, size, slots };
+        let jobs = Jobs { list, size, slots, pool_slots, pool_places: node.pool_places };
         if jobs.slot_memory() > MAX_SLOT_MEMORY {
             return Err(ConfigError::Memory {
                 slots,
@@ -380,8 +430,8 @@ impl Jobs {
 
     /// With the table that is there already, whatever these jobs would need.
     #[must_use]
-    pub fn with_table(mut self, size: SlotSize, slots: u32) -> Jobs {
-        (self.size, self.slots) = (size, slots.into());
+    pub fn with_table(mut self, size: SlotSize, slots: u32, pool_slots: u32) -> Jobs {
+        (self.size, self.slots, self.pool_slots) = (size, slots.into(), pool_slots);
         self
     }
 
@@ -397,7 +447,19 @@ impl Jobs {
         self.size
     }
 
-    /// Slots of the table: those of all jobs, and free ones.
+    /// Slots of the pool, the first of the table: a power of two, or 0 without one.
+    #[must_use]
+    pub const fn pool_slots(&self) -> u32 {
+        self.pool_slots
+    }
+
+    /// Places in the pool that each chunk may take, where they are not tuned.
+    #[must_use]
+    pub const fn pool_places(&self) -> Option<u8> {
+        self.pool_places
+    }
+
+    /// Slots of the table: the pool's, those of all jobs, and free ones.
     #[must_use]
     pub const fn slots(&self) -> u64 {
         self.slots
@@ -414,6 +476,13 @@ impl Jobs {
     pub fn largest_lanes(&self) -> u32 {
         self.list.iter().map(|job| job.lanes).max().unwrap_or(0)
     }
+}
+
+/// Slots that fit a pool of so many bytes: a power of two, so that a hash is brought into it by a mask.
+fn pool_slots(bytes: Option<u64>, slot_bytes: usize) -> Result<u32, ConfigError> {
+    let Some(pool) = bytes.filter(|bytes| *bytes > 0) else { return Ok(0) };
+    let slots = (pool.min(MAX_SLOT_MEMORY) / slot_bytes as u64).checked_ilog2().map(|bits| 1 << bits);
+    slots.ok_or(ConfigError::SmallPool { pool, slot_bytes })
 }
 
 /// Reads a size: bytes, or a number with one of the units KiB, MiB, GiB.
@@ -476,7 +545,7 @@ fn parse(path: &Path, text: &str) -> Result<File, ConfigError> {
 }
 
 /// Keys of the file, for hints.
-const KEYS: [&str; 20] = [
+const KEYS: [&str; 22] = [
     "job",
     "node",
     "name",
@@ -489,6 +558,8 @@ const KEYS: [&str; 20] = [
     "timeout_seconds",
     "on_failure",
     "memory",
+    "pool",
+    "pool_places",
     "token_file",
     "control",
     "tls_certificate",
@@ -689,6 +760,29 @@ mod tests {
         assert!(matches!(with(vec![], Some(0), None), Err(ConfigError::NoJob)));
         assert!(matches!(with(vec![], None, Some(833)), Err(ConfigError::NodeLanes(833))));
         assert!(matches!(with(vec![], Some(9 << 30), None), Err(ConfigError::Memory { .. })));
+    }
+
+    #[test]
+    fn a_pool_is_part_of_the_memory() {
+        let node = |memory, pool| NodeConfig { memory, pool, ..NodeConfig::default() };
+        let shared = |name| JobConfig { memory: MemoryKind::Shared, slots: 1 << 16, ..job(name) };
+        let with = |list, node: NodeConfig| Jobs::of_node(list, &node);
+        let pools = |jobs: Result<Jobs, ConfigError>| jobs.map(|jobs| (jobs.pool_slots(), jobs.slots())).ok();
+        // 712 slots fit a MiB.
+        assert_eq!(
+            pools(with(vec![shared("a")], node(None, Some(1 << 20)))),
+            Some((512, DEFAULT_MEMORY / 1472))
+        );
+        assert_eq!(
+            pools(with(vec![shared("a"), shared("b")], node(Some(0), Some(1 << 20)))),
+            Some((512, 514))
+        );
+        assert!(matches!(with(vec![shared("a")], node(None, None)), Err(ConfigError::NoPool(_))));
+        assert!(matches!(with(vec![], node(None, Some(1000))), Err(ConfigError::SmallPool { .. })));
+        let tight = node(Some(600 * 1472), Some(1 << 20));
+        assert!(matches!(with(vec![job("a")], tight), Err(ConfigError::Budget { slots: 768, .. })));
+        let wrong = NodeConfig { pool_places: Some(9), ..node(None, Some(1 << 20)) };
+        assert!(matches!(with(vec![], wrong), Err(ConfigError::PoolPlaces(9))));
     }
 
     #[test]

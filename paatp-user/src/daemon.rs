@@ -129,6 +129,8 @@ pub fn plan(args: &Run) -> Result<Plan, DaemonError> {
     };
     let node = NodeConfig {
         memory: args.memory.or(file.node.memory),
+        pool: args.pool.or(file.node.pool),
+        pool_places: file.node.pool_places,
         lanes: file.node.lanes,
         token_file: args.token_file.clone().or(file.node.token_file),
         control: args.control.clone().or(file.node.control),
@@ -147,7 +149,7 @@ pub fn plan(args: &Run) -> Result<Plan, DaemonError> {
     if let Some(control) = &node.control {
         parse_address(control, args.port)?;
     }
-    let jobs = Jobs::with_memory(list, node.memory, node.lanes)?;
+    let jobs = Jobs::of_node(list, &node)?;
     Ok(Plan { jobs, node })
 }
 

@@ -52,7 +52,7 @@ pub fn membership(
     engine: &mut Aggregator,
 ) -> Result<(Membership, Option<StateFile>), EngineError> {
     let (size, slots) = engine.slots();
-    let jobs = jobs.clone().with_table(size, slots);
+    let jobs = jobs.clone().with_table(size, slots, engine.pool_slots());
     let (port_base, ports) = engine.ports();
     let file = engine.namespace().map(|namespace| {
         let interface = engine.interface().name.clone();

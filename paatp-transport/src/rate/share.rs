@@ -17,7 +17,7 @@ use super::epoch::average;
 /// Weight of a tick in all averages, as the policy's for windows and gains.
 const SHARE: f64 = 1.0 / 8.0;
 /// Ticks between two changes of one job's k: about the time in which an average shows most of what the last one did.
-const SETTLE: u32 = 16;
+const SETTLE: u32 = 8;
 /// A job whose goodput is within this part of the mean is left alone. A step of k moves goodput by less than this part
 /// but for the lowest ks, so most jobs come to rest. Ours.
 const DEAD_BAND: f64 = 1.0 / 8.0;

@@ -333,22 +333,25 @@ impl Worker {
         }
     }
 
-    /// The ring has no room: wait, twice as long each time, before contributions from there on are sent.
+    /// There is no room: wait, twice as long each time, before contributions from there on are sent.
     fn wait_for_room(&mut self, now: Time, position: u64) {
         match &mut self.busy {
             // One burst of refusals is one.
             Some(busy) if now < busy.until => busy.from = busy.from.min(position),
             _ => {
-                self.busy = Some(Busy { from: position, until: now.plus(self.busy_delay) });
+                let (until, min_ack) = (now.plus(self.busy_delay), self.others.min_ack);
+                self.busy = Some(Busy { from: position, until, min_ack });
                 self.busy_delay = (self.busy_delay * 2).min(BUSY_CAP);
             }
         }
     }
 
-    /// There is room again if everybody has acknowledged enough.
+    /// There is room again if everybody has acknowledged enough; in a ring for certain. A pool may have been full within
+    /// the reach as well: then it is worth a try when something was acknowledged, for that gave back slots.
     fn open_gate(&mut self) {
-        let reach = self.others.min_ack + u64::from(self.membership.slots);
-        if self.busy.is_some_and(|busy| busy.from < reach) {
+        let min_ack = self.others.min_ack;
+        let reach = min_ack + u64::from(self.membership.slots);
+        if self.busy.is_some_and(|busy| busy.from < reach && busy.min_ack < min_ack) {
             self.busy = None;
         }
     }

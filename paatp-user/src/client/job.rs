@@ -10,7 +10,7 @@ use thiserror::Error;
 use ureq::http::Method;
 
 use crate::cli::{Credentials, Job, JobAction, JobCreate, JobSync, SyncMode};
-use crate::config::JobConfig;
+use crate::config::{JobConfig, MemoryKind};
 use crate::control::protocol::{
     Created, Drain, JobDetails, JobList, JobState, JobStatus, NodeStatus, Problem, Sync, SyncChange,
 };
@@ -161,6 +161,7 @@ impl Api {
             access: Some(create.access.access()),
             timeout_seconds: create.timeout.map(|timeout| timeout.as_secs_f64()),
             on_failure: create.on_failure.policy(),
+            memory: if create.shared { MemoryKind::Shared } else { MemoryKind::Reserved },
             ..JobConfig::new(&create.name, create.world)
         };
         let body = self.ask(Method::POST, "/v1/jobs", Some(&config))?;
@@ -308,6 +309,7 @@ fn details_in_words(details: &JobDetails) -> String {
         ["lanes".into(), job.lanes.to_string()],
         ["window".into(), job.window.to_string()],
         ["slots".into(), format!("{} ({}), in use: {used}", job.slots, mebibytes(job.slot_bytes))],
+        ["places in the pool".into(), job.places.map_or("-".into(), |places| places.to_string())],
     ];
     let mut text = columns(["", ""], &facts).trim_start().to_owned();
     if !details.ranks.is_empty() {
@@ -331,6 +333,7 @@ fn node_in_words(node: &NodeStatus) -> String {
         ["slots".into(), format!("{} ({})", node.slots, bytes(node.slots))],
         ["free slots".into(), format!("{} ({})", node.free_slots, bytes(node.free_slots))],
         ["in a row".into(), node.longest_free_slots.to_string()],
+        ["pool".into(), format!("{} slots, in use: {}", node.pool_slots, node.pool_slots_in_use)],
         ["lanes at most".into(), node.max_lanes.to_string()],
     ];
     columns(["", ""], &facts).trim_start().to_owned()

@@ -212,7 +212,7 @@ async fn readyz(State(control): State<Control>) -> (StatusCode, &'static str) {
 ))]
 async fn node(State(control): State<Control>, caller: Caller) -> Result<Json<NodeStatus>, ControlError> {
     control.authorize(&caller, Right::Look)?;
-    Ok(Json(control.lock().membership.node()))
+    Ok(Json(control.node()?))
 }
 
 /// Everything that can be seen of the node at this moment: jobs, ranks, counters, who waits for whom.
@@ -283,7 +283,7 @@ async fn drain(
     control.authorize(&caller, Right::Manage)?;
     let Input(drain): Input<Drain> = Input::from_request(request, &()).await?;
     control.drain(drain.draining);
-    Ok(Json(control.lock().membership.node()))
+    Ok(Json(control.node()?))
 }
 
 /// All jobs.

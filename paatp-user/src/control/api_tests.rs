@@ -59,7 +59,7 @@ fn refusals_have_codes_of_their_own() {
     assert_eq!(create("new", "timeout_seconds", json!(0.5)), is(400, "bad_job"));
     assert_eq!(create("new", "color", json!("red")), is(400, "bad_request"));
     assert_eq!(create("new", "lanes", json!(384)), is(409, "too_long"));
-    assert_eq!(create("new", "memory", json!("shared")), is(409, "unsupported"));
+    assert_eq!(create("new", "memory", json!("shared")), is(409, "no_pool"));
     assert_eq!(create("new", "slots", json!(8192)), is(409, "memory_full"));
     let sync = |body: Value| refused("PUT", "/v1/jobs/pair/sync", &body);
     assert_eq!(sync(json!({"mode": "ssp", "staleness": 63})), is(400, "bad_job"));

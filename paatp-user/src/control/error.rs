@@ -79,6 +79,8 @@ codes! {
     NODE_FULL = "node_full", CONFLICT;
     /// The node has not so much free memory.
     MEMORY_FULL = "memory_full", CONFLICT;
+    /// The job is to share a pool, and the node has none.
+    NO_POOL = "no_pool", CONFLICT;
     /// Chunks do not fit the slots or the MTU.
     TOO_LONG = "too_long", CONFLICT;
     /// The node takes nothing new.
@@ -215,6 +217,11 @@ pub enum ControlError {
         /// Bytes of one slot.
         slot_bytes: u32,
     },
+    /// [`Code::NO_POOL`]
+    #[error(
+        "job `{0}` asks for shared memory, and this aggregator has no pool; start it with one (--pool 16MiB), or leave `memory` out"
+    )]
+    NoPool(String),
     /// [`Code::TOO_LONG`]
     #[error("chunks of job `{job}` have up to {lanes} lanes, and {limit} takes at most {fitting}; {advice}")]
     TooLong {
@@ -348,6 +355,7 @@ impl ControlError {
             ControlError::JobExists(_) => Code::JOB_EXISTS,
             ControlError::NodeFull => Code::NODE_FULL,
             ControlError::MemoryFull { .. } => Code::MEMORY_FULL,
+            ControlError::NoPool(_) => Code::NO_POOL,
             ControlError::TooLong { .. } => Code::TOO_LONG,
             ControlError::Draining => Code::DRAINING,
             ControlError::WorldMismatch { .. } => Code::WORLD_MISMATCH,

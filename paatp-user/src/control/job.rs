@@ -82,11 +82,13 @@ pub struct Loss {
 }
 
 impl Job {
-    /// The values were checked by [`JobConfig::check`], so each fits its field.
+    /// The values were checked by [`JobConfig::check`], so each fits its field. `places` are those that a chunk may take
+    /// in the pool.
     pub(super) fn new(
         config: &JobConfig,
         number: u16,
         memory: Memory,
+        places: u8,
         access: Access,
         key: Option<Secret>,
     ) -> Job {
@@ -96,7 +98,8 @@ impl Job {
         };
         let entry = JobEntry {
             first_slot: memory.first(),
-            slots: memory.slots(),
+            slots: config.slots,
+            k: if matches!(memory, Memory::Shared { .. }) { places } else { 0 },
             lanes: config.lanes as u16,
             window: config.window as u16,
             world: config.world as u8,
@@ -333,10 +336,12 @@ impl Job {
             lanes: self.entry.lanes,
             window: self.entry.window,
             slots: self.entry.slots,
-            slot_bytes: u64::from(self.entry.slots) * u64::from(slot_bytes),
+            slot_bytes: u64::from(self.memory.slots()) * u64::from(slot_bytes),
             memory: match self.memory {
                 Memory::Reserved { .. } => MemoryKind::Reserved,
+                Memory::Shared { .. } => MemoryKind::Shared,
             },
+            places: self.entry.is_shared().then_some(self.entry.k),
             access: self.access,
             timeout_seconds: self.timeout.map(|timeout| timeout.as_secs_f64()),
             on_failure: self.policy,

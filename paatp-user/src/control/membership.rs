@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use paatp_common::job::{Address, JobEntry, RankEntry, mapped};
 use paatp_common::limits::MAX_JOBS;
 use paatp_common::policy::Policy;
+use paatp_common::pool::K_MAX;
 
 use crate::config::{Access, JobConfig, Jobs, MAX_NAME_BYTES, MemoryKind};
 use crate::engine::ProgressSnapshot;
@@ -151,6 +152,9 @@ pub struct Membership {
     pub(super) generations: Generations,
     pub(super) limits: Limits,
     pub(super) draining: bool,
+    pub(super) pool_slots: u32,
+    /// Places in the pool for each chunk, where they are not tuned.
+    places: Option<u8>,
     next_waiter: u64,
 }
 
@@ -169,7 +173,7 @@ impl Membership {
     pub fn new(jobs: &Jobs, port_base: u16, ports: u16) -> Membership {
         let mut membership = Membership::empty(jobs, port_base, ports);
         for job in jobs.list() {
-            // Cannot fail but for a shared pool: `Jobs` has counted names, numbers and slots.
+            // Cannot fail: `Jobs` has counted names, numbers and slots.
             if let Err(error) = membership.create(job, Access::Open, None) {
                 tracing::error!(job = job.name, "not served: {error}");
             }
@@ -188,16 +192,21 @@ impl Membership {
             mtu_lanes: None,
             ipv6_lanes: None,
         };
-        Membership {
+        let mut membership = Membership {
             jobs: BTreeMap::new(),
             closing: Vec::new(),
             // Checked by `Jobs`: all slots together are far below 2^32.
             slots: SlotTable::new(u32::try_from(jobs.slots()).unwrap_or(u32::MAX)),
+            pool_slots: jobs.pool_slots(),
+            places: jobs.pool_places(),
             generations: Generations::default(),
             limits,
             draining: false,
             next_waiter: 0,
-        }
+        };
+        // The pool is the beginning of the table, where the engine told the program that it is.
+        let _ = membership.slots.reserve(membership.pool_slots);
+        membership
     }
 
     /// With the most lanes that fit the interface's MTU, and of those that fit over IPv6.
@@ -221,10 +230,9 @@ impl Membership {
         if self.draining {
             return Err(ControlError::Draining);
         }
-        if config.memory == MemoryKind::Shared {
-            return Err(ControlError::Unsupported(
-                "a shared pool of slots is not in this version; leave `memory` out, or set it to reserved",
-            ));
+        let is_shared = config.memory == MemoryKind::Shared;
+        if is_shared && self.pool_slots == 0 {
+            return Err(ControlError::NoPool(config.name.clone()));
         }
         if self.jobs.values().any(|job| job.name == config.name) {
             return Err(ControlError::JobExists(config.name.clone()));
@@ -234,8 +242,11 @@ impl Membership {
             self.jobs.contains_key(number) || self.closing.iter().any(|closing| closing.number == *number)
         };
         let number = (0..MAX_JOBS as u16).find(|number| !taken(number)).ok_or(ControlError::NodeFull)?;
-        let memory = self.slots.reserve(config.slots).map_err(|room| self.no_room(config, room))?;
-        let job = Job::new(config, number, memory, config.access.unwrap_or(access), key);
+        let own = config.own_slots();
+        let memory = self.slots.reserve(own).map_err(|room| self.no_room(own, room))?;
+        let memory = if is_shared { Memory::Shared { own: memory.first() } } else { memory };
+        let places = self.places.unwrap_or(K_MAX);
+        let job = Job::new(config, number, memory, places, config.access.unwrap_or(access), key);
         let status = job.status(self.limits.slot_bytes);
         self.jobs.insert(number, job);
         Ok(status)
@@ -263,11 +274,11 @@ impl Membership {
         }
     }
 
-    fn no_room(&self, config: &JobConfig, room: NoRoom) -> ControlError {
+    fn no_room(&self, wanted: u32, room: NoRoom) -> ControlError {
         // Rings are powers of two.
         let fitting = room.longest.checked_ilog2().map_or(0, |bits| 1 << bits);
         ControlError::MemoryFull {
-            wanted: config.slots,
+            wanted,
             free: room.free,
             longest: room.longest,
             fitting,
@@ -510,6 +521,21 @@ impl Membership {
         Some(job.entry)
     }
 
+    /// Jobs whose places in the pool are tuned, of which a generation runs: number and entry.
+    #[must_use]
+    pub fn tuned(&self) -> Vec<(u16, JobEntry)> {
+        let mut running = self.running();
+        running.retain(|(_, entry)| entry.is_shared() && self.places.is_none());
+        running
+    }
+
+    /// Lets a job's chunks take so many places in the pool. Returns the entry, which is to be written, if that is new.
+    pub fn set_places(&mut self, number: u16, places: u8) -> Option<JobEntry> {
+        let job = self.jobs.get_mut(&number).filter(|job| job.entry.k != places)?;
+        job.entry.k = places;
+        Some(job.entry)
+    }
+
     /// Takes in how far a watched job's ranks are. A loss is to be written, then given to [`Membership::lose`].
     pub fn observe(
         &mut self,
@@ -566,7 +592,7 @@ impl Membership {
         found.map_or((Access::Open, None), |job| (job.access, job.key))
     }
 
-    /// The node as a whole.
+    /// The node as a whole, but for what its pool holds.
     #[must_use]
     pub fn node(&self) -> NodeStatus {
         let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
@@ -586,6 +612,8 @@ impl Membership {
             free_slots: room.free,
             longest_free_slots: room.longest,
             slot_bytes: self.limits.slot_bytes,
+            pool_slots: self.pool_slots,
+            pool_slots_in_use: 0,
         }
     }
 

@@ -271,7 +271,7 @@ fn what_cannot_be_created_changes_nothing() {
     assert_eq!(refusal(create(&mut m, &lanes(384))), "too_long");
     assert_eq!(refusal(create(&mut m, &lanes(352))), "too_long");
     let shared = JobConfig { memory: MemoryKind::Shared, ..lanes(320) };
-    assert_eq!(refusal(create(&mut m, &shared)), "unsupported");
+    assert_eq!(refusal(create(&mut m, &shared)), "no_pool");
     assert_eq!(m.node(), before);
     assert_eq!(refusal(create(&mut m, &lanes(320))), "done");
     let big = JobConfig { slots: 1024, name: "big".into(), ..lanes(320) };

@@ -15,21 +15,30 @@ pub enum Memory {
         /// Their number.
         slots: u32,
     },
+    /// The pool, and one slot of its own.
+    Shared {
+        /// That slot.
+        own: u32,
+    },
 }
 
 impl Memory {
-    /// The first slot.
+    /// The first slot of its own.
     #[must_use]
     pub const fn first(self) -> u32 {
-        let Memory::Reserved { first, .. } = self;
-        first
+        match self {
+            Memory::Reserved { first, .. } => first,
+            Memory::Shared { own } => own,
+        }
     }
 
-    /// The number of slots.
+    /// The number of slots of its own.
     #[must_use]
     pub const fn slots(self) -> u32 {
-        let Memory::Reserved { slots, .. } = self;
-        slots
+        match self {
+            Memory::Reserved { slots, .. } => slots,
+            Memory::Shared { .. } => 1,
+        }
     }
 }
 

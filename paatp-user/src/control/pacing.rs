@@ -9,6 +9,7 @@ use paatp_common::job::JobEntry;
 use paatp_common::limits::MAX_RANKS;
 use paatp_common::progress::RankRecord;
 use paatp_transport::rate::policy::{Grant, JobCounts, Meter, Policy, RankCounts};
+use paatp_transport::rate::share::{Share, Shares};
 
 /// Time between two ticks. As in the simulator, where the policy's constants were chosen.
 pub const PACE_INTERVAL: Duration = Duration::from_millis(5);
@@ -19,6 +20,8 @@ pub struct Pacing {
     policy: Policy,
     meter: Meter,
     last: Option<Instant>,
+    shares: Shares,
+    last_share: Option<Instant>,
     /// What each job's answers are stamped with: generation and grant.
     stamped: BTreeMap<u16, (u32, Grant)>,
 }
@@ -60,6 +63,14 @@ impl Pacing {
             }
         }
         changed
+    }
+
+    /// How many places in the pool each job's chunks may take from now on.
+    pub fn share_out(&mut self, now: Instant, shares: &[Share]) -> Vec<(u16, u8)> {
+        let last = self.last_share.replace(now);
+        let elapsed = last.map_or(PACE_INTERVAL, |last| now.saturating_duration_since(last));
+        let places = self.shares.tick(elapsed, shares);
+        shares.iter().map(|share| share.job).zip(places).collect()
     }
 
     /// A grant could not be written: it is to be written again.

@@ -218,12 +218,14 @@ pub struct JobStatus {
     pub lanes: u16,
     /// Window in chunks.
     pub window: u16,
-    /// Slots of the ring.
+    /// Slots of the ring; with shared memory how many chunks may be open.
     pub slots: u32,
-    /// Bytes of those slots.
+    /// Bytes of the slots that belong to it alone.
     pub slot_bytes: u64,
     /// Where they come from.
     pub memory: MemoryKind,
+    /// Places in the pool that each chunk may take at the moment; none with a ring.
+    pub places: Option<u8>,
     /// Who may join.
     pub access: Access,
     /// Longest time that a rank may hold the others up, in seconds; none for ever.
@@ -316,6 +318,10 @@ pub struct NodeStatus {
     pub longest_free_slots: u32,
     /// Bytes of one slot.
     pub slot_bytes: u32,
+    /// Of the slots those that jobs share.
+    pub pool_slots: u32,
+    /// Of those, how many hold something that some rank has not acknowledged; estimated from a sample if they are many.
+    pub pool_slots_in_use: u32,
 }
 
 /// Answer to `PUT /v1/node/drain`, and its body.

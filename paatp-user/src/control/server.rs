@@ -21,6 +21,7 @@ use crate::telemetry::Telemetry;
 use crate::telemetry::history::Series;
 use crate::telemetry::metrics::Exporter;
 use crate::telemetry::snapshot::Snapshot;
+use paatp_transport::rate::share::Share;
 use paatp_transport::words::Ranks;
 
 use super::api;
@@ -28,7 +29,9 @@ use super::error::ControlError;
 use super::http::{Connections, Peer, Scope};
 use super::membership::{Entropy, Formation, Leaving, Loss, Membership, WaiterId};
 use super::pacing::Pacing;
-use super::protocol::{Created, Grant, JobDetails, JobStatus, JoinRequest, LeaveRequest, RankStatus, Sync};
+use super::protocol::{
+    Created, Grant, JobDetails, JobStatus, JoinRequest, LeaveRequest, NodeStatus, RankStatus, Sync,
+};
 use super::state_file::Keeper;
 use super::token::{self, Secret};
 
@@ -75,6 +78,18 @@ pub trait Tables: Send {
     /// # Errors
     /// If a table cannot be read.
     fn slots_in_use(&self, entry: &JobEntry, min_ack: u32) -> Result<Option<u32>, EngineError>;
+
+    /// What the data plane counted of a job that shares the pool.
+    ///
+    /// # Errors
+    /// If a table cannot be read.
+    fn share(&self, number: u16, entry: &JobEntry) -> Result<Share, EngineError>;
+
+    /// Slots of the pool in use; estimated from a sample if they are many.
+    ///
+    /// # Errors
+    /// If a table cannot be read.
+    fn pool_in_use(&self) -> Result<u32, EngineError>;
 }
 
 impl Tables for Aggregator {
@@ -109,6 +124,14 @@ impl Tables for Aggregator {
 
     fn slots_in_use(&self, entry: &JobEntry, min_ack: u32) -> Result<Option<u32>, EngineError> {
         Aggregator::slots_in_use(self, entry, min_ack)
+    }
+
+    fn share(&self, number: u16, entry: &JobEntry) -> Result<Share, EngineError> {
+        Aggregator::share(self, number, entry)
+    }
+
+    fn pool_in_use(&self) -> Result<u32, EngineError> {
+        Aggregator::pool_in_use(self)
     }
 }
 
@@ -380,6 +403,17 @@ impl Control {
         inner.membership.list()
     }
 
+    /// The node as a whole.
+    pub(super) fn node(&self) -> Result<NodeStatus, ControlError> {
+        let inner = self.lock();
+        let mut node = inner.membership.node();
+        if node.pool_slots > 0 {
+            let tables = inner.tables.lock().unwrap_or_else(PoisonError::into_inner);
+            node.pool_slots_in_use = tables.pool_in_use()?;
+        }
+        Ok(node)
+    }
+
     /// One job with its ranks.
     pub(super) fn details(&self, name: &str) -> Result<JobDetails, ControlError> {
         let mut inner = self.lock();
@@ -487,11 +521,23 @@ impl Control {
         Ok(telemetry.series(&facts, since))
     }
 
-    /// Paces the jobs that run. To be called every [`PACE_INTERVAL`](super::pacing::PACE_INTERVAL).
+    /// Paces the jobs that run, and shares the pool out. To be called every [`PACE_INTERVAL`](super::pacing::PACE_INTERVAL).
     pub fn pace(&self, now: Instant) {
         let mut inner = self.lock();
         let Inner { membership, tables, pacing, .. } = &mut *inner;
         let mut tables = tables.lock().unwrap_or_else(PoisonError::into_inner);
+        let tuned = membership.tuned();
+        let shares: Vec<Share> =
+            tuned.iter().filter_map(|(number, entry)| tables.share(*number, entry).ok()).collect();
+        let places = pacing.share_out(now, &shares);
+        for (number, before) in tuned {
+            let Some((_, places)) = places.iter().find(|(tuned, _)| *tuned == number) else { continue };
+            let Some(entry) = membership.set_places(number, *places) else { continue };
+            if let Err(cause) = tables.write(number, entry) {
+                debug!(number, "cannot change a job's places in the pool, trying again: {cause}");
+                membership.set_places(number, before.k);
+            }
+        }
         let mut jobs = Vec::new();
         for (number, entry) in membership.running() {
             match tables.records(number, &entry) {

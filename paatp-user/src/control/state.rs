@@ -12,7 +12,7 @@ use paatp_common::job::{JobEntry, RankEntry};
 use paatp_common::limits::{MAX_JOBS, MAX_RANKS};
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Access, FailurePolicy, JobConfig, Jobs};
+use crate::config::{Access, FailurePolicy, JobConfig, Jobs, MemoryKind};
 use crate::engine::Truth;
 
 use super::job::{Generation, Job};
@@ -204,6 +204,12 @@ impl Work<'_> {
         self.membership.closing.push(Closing { number, memory, until: now + CLOSING_TIME });
     }
 
+    /// Takes the slots that an entry names.
+    fn take(&mut self, entry: &JobEntry) -> Option<Memory> {
+        let memory = self.membership.slots.take(entry.first_slot, own_slots(entry))?;
+        Some(kind_of(entry, memory))
+    }
+
     fn is_taken(&self, number: u16) -> bool {
         self.membership.jobs.contains_key(&number)
             || self.membership.closing.iter().any(|closing| closing.number == number)
@@ -230,11 +236,11 @@ impl Work<'_> {
         if runs {
             self.compare(name, &kernel, &kept);
         }
-        let memory = match self.membership.slots.take(entry.first_slot, entry.slots) {
+        let memory = match self.take(&entry) {
             Some(memory) => memory,
             // It holds nothing: any slots will do.
-            None if !runs => match self.membership.slots.reserve(entry.slots) {
-                Ok(memory) => memory,
+            None if !runs => match self.membership.slots.reserve(own_slots(&entry)) {
+                Ok(memory) => kind_of(&entry, memory),
                 Err(_) => return self.note(format!("job `{name}` is not served: there are no slots for it")),
             },
             None => {
@@ -284,10 +290,11 @@ impl Work<'_> {
             lanes: entry.lanes.into(),
             slots: entry.slots,
             window: entry.window.into(),
+            memory: if entry.is_shared() { MemoryKind::Shared } else { MemoryKind::Reserved },
             ..JobConfig::new(&saved.name, entry.world.into())
         };
         let key = saved.key.as_deref().and_then(read_digest).map(Secret::of_digest);
-        let mut job = Job::new(&config, saved.number, memory, saved.access, key);
+        let mut job = Job::new(&config, saved.number, memory, entry.k, saved.access, key);
         job.entry = entry;
         job
     }
@@ -316,8 +323,7 @@ impl Work<'_> {
             while state.jobs.iter().any(|job| job.name == name) {
                 name.push('_');
             }
-            let memory =
-                self.is_sane(entry).then(|| self.membership.slots.take(entry.first_slot, entry.slots));
+            let memory = self.is_sane(entry).then(|| self.take(entry));
             let Some(memory) = memory.flatten() else {
                 self.writes.push((number, JobEntry::default()));
                 self.note(format!(
@@ -381,11 +387,23 @@ impl Work<'_> {
 
     /// An entry that a job of these tables can have.
     fn is_sane(&self, entry: &JobEntry) -> bool {
-        let end = entry.first_slot.checked_add(entry.slots);
+        let end = entry.first_slot.checked_add(own_slots(entry));
+        let fits_the_pool = !entry.is_shared() || self.membership.pool_slots > 0;
         (1..=MAX_RANKS).contains(&usize::from(entry.world))
             && entry.slots.is_power_of_two()
+            && fits_the_pool
             && end.is_some_and(|end| end <= self.membership.slots.total())
     }
+}
+
+/// Slots that belong to a job alone.
+const fn own_slots(entry: &JobEntry) -> u32 {
+    if entry.is_shared() { 1 } else { entry.slots }
+}
+
+/// What slots are to a job that has them.
+const fn kind_of(entry: &JobEntry, memory: Memory) -> Memory {
+    if entry.is_shared() { Memory::Shared { own: memory.first() } } else { memory }
 }
 
 /// Ranks that do not count any more, those that are known to be lost first and in their order.

@@ -432,7 +432,7 @@ fn configured_jobs_are_served() {
         JobConfig { slots: 1 << 12, ..JobConfig::new("big", 2) },
     ];
     let jobs = Jobs::new(list).unwrap_or_else(|error| panic!("{error}"));
-    history.jobs = jobs.with_table(crate::config::SlotSize::Standard, 4 * SLOTS);
+    history.jobs = jobs.with_table(crate::config::SlotSize::Standard, 4 * SLOTS, 0);
     let notes = history.restart();
     let list = history.list();
     assert_eq!(list.keys().collect::<Vec<_>>(), ["a", "new"]);

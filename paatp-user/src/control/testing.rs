@@ -1,5 +1,6 @@
 //! A control server for tests: tables in memory, real sockets, and every answer compared with the OpenAPI document.
 
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,11 +9,12 @@ use std::time::Duration;
 use paatp_common::job::JobEntry;
 use paatp_common::policy::Policy;
 use paatp_common::progress::RankRecord;
+use paatp_transport::rate::share::Share;
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
-use crate::config::{JobConfig, Jobs};
+use crate::config::{JobConfig, Jobs, NodeConfig};
 use crate::engine::{EngineError, ProgressSnapshot, RankProgress};
 
 use super::api::{self, PROBLEM_TYPE};
@@ -37,6 +39,8 @@ pub(crate) struct Memory {
     pub(crate) records: Option<Vec<RankRecord>>,
     pub(crate) progress: Option<Vec<RankProgress>>,
     pub(crate) policies: std::collections::BTreeMap<u16, Policy>,
+    /// min_ack and crowded contributions of jobs in the pool.
+    pub(crate) shares: BTreeMap<u16, (u32, u32)>,
     pub(crate) fail: bool,
     pub(crate) fail_writes: bool,
 }
@@ -96,6 +100,17 @@ impl Tables for Memory {
     fn slots_in_use(&self, _: &JobEntry, _: u32) -> Result<Option<u32>, EngineError> {
         Ok(Some(2))
     }
+
+    fn share(&self, number: u16, entry: &JobEntry) -> Result<Share, EngineError> {
+        self.check()?;
+        let (min_ack, crowded) = self.shares.get(&number).copied().unwrap_or_default();
+        Ok(Share { job: number, generation: entry.generation, min_ack, crowded })
+    }
+
+    fn pool_in_use(&self) -> Result<u32, EngineError> {
+        self.check()?;
+        Ok(7)
+    }
 }
 
 /// A server; job `pair` has two ranks and is open.
@@ -109,8 +124,13 @@ pub(crate) struct Server {
 
 /// State without sockets.
 pub(crate) fn control() -> (Control, Arc<Mutex<Memory>>) {
-    let jobs = Jobs::with_memory(vec![JobConfig::new("pair", 2)], Some(SLOTS * 1472), None);
-    let jobs = jobs.unwrap_or_else(|error| panic!("{error}"));
+    let node = NodeConfig { memory: Some(SLOTS * 1472), ..NodeConfig::default() };
+    control_of(vec![JobConfig::new("pair", 2)], &node)
+}
+
+/// The same with other jobs, on another node.
+pub(crate) fn control_of(list: Vec<JobConfig>, node: &NodeConfig) -> (Control, Arc<Mutex<Memory>>) {
+    let jobs = Jobs::of_node(list, node).unwrap_or_else(|error| panic!("{error}"));
     let tables = Arc::new(Mutex::new(Memory::default()));
     let control = Control::new(Membership::new(&jobs, 20545, 1), tables.clone());
     (control.with_token(Some(Secret::of(TOKEN))), tables)

@@ -11,17 +11,19 @@ use paatp_common::counter::Counters;
 use paatp_common::job::{JobEntry, Node, RankEntry};
 use paatp_common::limits::{MAX_JOBS, MAX_RANKS};
 use paatp_common::policy::Policy;
+use paatp_common::pool::{self, Pool};
 use paatp_common::progress::{Progress, RankRecord};
 use paatp_common::seq::Seq;
 use paatp_common::slot::Slot;
+use paatp_transport::rate::share::Share;
 use tracing::{info, warn};
 
 use crate::cli::XdpMode;
 use crate::config::{Jobs, SlotSize};
 use crate::control::membership::Formation;
 
-use super::bpf;
 use super::attach::{AttachedMode, Attachment};
+use super::bpf;
 use super::capabilities::Capabilities;
 use super::error::{Context, EngineError, Step, error_number, explain, verifier_log};
 use super::interface::Interface;
@@ -166,7 +168,8 @@ impl Aggregator {
         let (size, slots) = (jobs.slot_size(), table_slots(jobs));
         let mut ebpf = load(object, &Tables::New { size, slots }, context)?;
         let mut maps = Maps::take(&mut ebpf);
-        let node = interface.node(options.port_base, options.ports);
+        let mut node = interface.node(options.port_base, options.ports);
+        node.pool = Pool { first: 0, slots: jobs.pool_slots() };
         set_node(&mut maps, node)?;
         let xdp = program(&mut ebpf, size, context)?;
         let program = xdp.fd().ok().and_then(|fd| fd.as_fd().try_clone_to_owned().ok());
@@ -289,6 +292,12 @@ impl Aggregator {
     #[must_use]
     pub const fn slots(&self) -> (SlotSize, u32) {
         (self.size, self.slots)
+    }
+
+    /// Slots of the pool, the first ones of the table.
+    #[must_use]
+    pub const fn pool_slots(&self) -> u32 {
+        self.node.pool.slots
     }
 
     /// First UDP port and number of ports in force.
@@ -458,24 +467,68 @@ impl Aggregator {
     /// # Errors
     /// If the table cannot be read.
     pub fn slots_in_use(&self, entry: &JobEntry, min_ack: u32) -> Result<Option<u32>, EngineError> {
-        if entry.slots > MAX_SLOTS_COUNTED {
-            return Ok(None);
-        }
-        let range = entry.first_slot..entry.first_slot + entry.slots;
         let used = |slot: Slot| {
             slot.generation == entry.generation && slot.bits != 0 && !slot.seq.is_before(Seq(min_ack))
         };
+        let own = entry.first_slot..entry.first_slot + if entry.is_shared() { 1 } else { entry.slots };
+        let pool = if entry.is_shared() {
+            self.node.pool.first..self.node.pool.first + self.node.pool.slots
+        } else {
+            0..0
+        };
+        if own.len() + pool.len() > MAX_SLOTS_COUNTED as usize {
+            return Ok(None);
+        }
+        self.count_slots(own.chain(pool), used).map(Some)
+    }
+
+    /// What was counted of a job that shares the pool.
+    ///
+    /// # Errors
+    /// If the table cannot be read.
+    pub fn share(&self, number: u16, entry: &JobEntry) -> Result<Share, EngineError> {
+        let (progress, generation) = (self.tracks(number)?, entry.generation);
+        let (min_ack, crowded) = (progress.acks.floor(generation).0, progress.crowded(generation));
+        Ok(Share { job: number, generation, min_ack, crowded })
+    }
+
+    /// Slots of the pool that hold something which some rank has not acknowledged. Of a large pool every so-many-th is
+    /// looked at: places are drawn by a hash, so any slots are a fair sample.
+    ///
+    /// # Errors
+    /// If a table cannot be read.
+    pub fn pool_in_use(&self) -> Result<u32, EngineError> {
+        let jobs = array::<Raw<JobEntry>>(&self.maps, map::JOBS)?;
+        let mut owners = Vec::new();
+        for number in 0..MAX_JOBS as u16 {
+            let entry = jobs.get(&number.into(), 0).map_err(|source| table_error(map::JOBS, source))?;
+            owners.push((entry.0, self.tracks(number)?));
+        }
+        let in_use = |slot: Slot| {
+            let owner = owners.get(usize::from(slot.job()));
+            slot.bits != 0 && owner.is_some_and(|(job, progress)| !pool::is_over(&slot, job, progress))
+        };
+        let stride = self.node.pool.slots.div_ceil(MAX_SLOTS_COUNTED).max(1);
+        let sample =
+            (0..self.node.pool.slots).step_by(stride as usize).map(|slot| self.node.pool.first + slot);
+        Ok(self.count_slots(sample, in_use)?.saturating_mul(stride).min(self.node.pool.slots))
+    }
+
+    fn count_slots(
+        &self,
+        slots: impl Iterator<Item = u32>,
+        used: impl Fn(Slot) -> bool,
+    ) -> Result<u32, EngineError> {
         match self.size {
             SlotSize::Standard => {
                 const BYTES: usize = SlotSize::Standard.bytes();
-                count_slots(&array::<[u8; BYTES]>(&self.maps, map::SLOTS)?, map::SLOTS, range, used)
+                count_slots(&array::<[u8; BYTES]>(&self.maps, map::SLOTS)?, map::SLOTS, slots, used)
             }
             SlotSize::Wide => {
                 const BYTES: usize = SlotSize::Wide.bytes();
-                count_slots(&array::<[u8; BYTES]>(&self.maps, map::WIDE_SLOTS)?, map::WIDE_SLOTS, range, used)
+                count_slots(&array::<[u8; BYTES]>(&self.maps, map::WIDE_SLOTS)?, map::WIDE_SLOTS, slots, used)
             }
         }
-        .map(Some)
     }
 
     /// Reads the tables beside this, without holding anybody up.
@@ -483,7 +536,7 @@ impl Aggregator {
     /// # Errors
     /// If the process has no descriptors left.
     pub fn reader(&self) -> Result<Reader, EngineError> {
-        Reader::new(&self.maps, self.size, self.program.as_ref().map(AsFd::as_fd))
+        Reader::new(&self.maps, self.size, self.node.pool, self.program.as_ref().map(AsFd::as_fd))
     }
 
     /// The interface is there and our program on it.
@@ -565,6 +618,7 @@ fn adopt_node(maps: &mut Maps, interface: &Interface, options: &Options) -> Resu
     let old = array::<Raw<Node>>(maps, map::NODE)?;
     let old = old.get(&0, 0).map_err(|source| table_error(map::NODE, source))?.0;
     let mut node = interface.node(options.port_base, options.ports);
+    node.pool = old.pool;
     if old.port_count != 0 && (old.port_base, old.port_count) != (node.port_base, node.port_count) {
         warn!(
             "data goes on at UDP ports {}+{}, which running jobs know, instead of {}+{}; stop paatp (SIGTERM) and start it to change that",
@@ -697,11 +751,11 @@ fn array_mut<'a, V: aya::Pod>(
 fn count_slots<const N: usize>(
     table: &Array<&MapData, [u8; N]>,
     name: &'static str,
-    range: std::ops::Range<u32>,
+    slots: impl Iterator<Item = u32>,
     used: impl Fn(Slot) -> bool,
 ) -> Result<u32, EngineError> {
     let mut count = 0;
-    for index in range {
+    for index in slots {
         let bytes = table.get(&index, 0).map_err(|source| table_error(name, source))?;
         if bytes.get(..size_of::<Slot>()).is_some_and(|head| used(bytemuck::pod_read_unaligned(head))) {
             count += 1;

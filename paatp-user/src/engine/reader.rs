@@ -7,6 +7,7 @@ use std::time::Duration;
 use aya::maps::{Array, Map, MapData, PerCpuArray};
 use paatp_common::counter::Counters;
 use paatp_common::job::JobEntry;
+use paatp_common::pool::{Pool, Quarry, Search, TURNS};
 use paatp_common::progress::RankRecord;
 use paatp_common::seq::Seq;
 use paatp_common::slot::Slot;
@@ -26,6 +27,7 @@ pub struct Reader {
     counters: PerCpuArray<MapData, Raw<Counters>>,
     progress: Array<MapData, [u64; PROGRESS_WORDS]>,
     slots: Slots,
+    pool: Pool,
     program: Option<OwnedFd>,
 }
 
@@ -38,6 +40,7 @@ impl Reader {
     pub(super) fn new(
         maps: &Maps,
         size: SlotSize,
+        pool: Pool,
         program: Option<BorrowedFd<'_>>,
     ) -> Result<Reader, EngineError> {
         Ok(Reader {
@@ -47,6 +50,7 @@ impl Reader {
                 SlotSize::Standard => Slots::Standard(open(maps, map::SLOTS)?),
                 SlotSize::Wide => Slots::Wide(open(maps, map::WIDE_SLOTS)?),
             },
+            pool,
             program: program.and_then(|program| program.try_clone_to_owned().ok()),
         })
     }
@@ -83,6 +87,17 @@ where
     T::try_from(map).map_err(failed)
 }
 
+impl Reader {
+    /// What a slot knows, by its place in the table.
+    fn state(&self, index: u32) -> Result<Slot, EngineError> {
+        let (name, head) = match &self.slots {
+            Slots::Standard(table) => (map::SLOTS, table.get(&index, 0).map(|slot| head(&slot))),
+            Slots::Wide(table) => (map::WIDE_SLOTS, table.get(&index, 0).map(|slot| head(&slot))),
+        };
+        head.map_err(|source| table_error(name, source))
+    }
+}
+
 impl View for Reader {
     fn counters(&self) -> Result<Counters, EngineError> {
         let values = self.counters.get(&0, 0).map_err(|source| table_error(map::COUNTERS, source))?;
@@ -106,14 +121,20 @@ impl View for Reader {
         Ok(cost_of(&fdinfo).filter(|cost| counts || cost.runs > 0))
     }
 
-    fn slot(&self, _: u16, entry: &JobEntry, seq: Seq) -> Result<Slot, EngineError> {
-        // Rings are powers of two.
-        let index = entry.first_slot.wrapping_add(seq.0 & entry.slots.wrapping_sub(1));
-        let (name, head) = match &self.slots {
-            Slots::Standard(table) => (map::SLOTS, table.get(&index, 0).map(|slot| head(&slot))),
-            Slots::Wide(table) => (map::WIDE_SLOTS, table.get(&index, 0).map(|slot| head(&slot))),
-        };
-        head.map_err(|source| table_error(name, source))
+    fn slot(&self, number: u16, entry: &JobEntry, seq: Seq) -> Result<Slot, EngineError> {
+        if !entry.is_shared() {
+            // Rings are powers of two.
+            return self.state(entry.first_slot.wrapping_add(seq.0 & entry.slots.wrapping_sub(1)));
+        }
+        let quarry = Quarry { job: number, generation: entry.generation, seq, own: entry.first_slot };
+        let search = Search::new(self.pool, quarry);
+        for turn in 0..TURNS {
+            let slot = self.state(search.index(turn.into()))?;
+            if slot.holds(entry.generation, seq) && slot.job() == number {
+                return Ok(slot);
+            }
+        }
+        Ok(Slot::default())
     }
 }
 
