@@ -127,12 +127,15 @@ impl Quantiser {
     }
 
     fn clip(self, values: &mut [f64], scale: f64, quantum: f64, lanes: &mut [Lane]) -> u64 {
-        let most = f64::from(self.bias - 1);
+        let most = f64::from(self.bias) - 0.5;
+        // Of few digits, so that sums and what is left over need few as well.
+        let cut = f64::from(15 << (self.bits - 4));
         for (lane, value) in lanes.iter_mut().zip(values.iter_mut()) {
             let wanted = *value * scale;
-            let number = round(wanted.clamp(-most, most));
+            let fits = wanted.abs() < most;
+            let number = round(if fits { wanted } else { cut.copysign(wanted) });
             // What is rounded off is dropped, as of every contribution; what does not fit stays.
-            *value = if wanted.abs() < most + 0.5 { 0.0 } else { *value - f64::from(number) * quantum };
+            *value = if fits { 0.0 } else { *value - f64::from(number) * quantum };
             *lane = (number as u32).wrapping_add(self.bias).to_be_bytes();
         }
         if let Some(rest) = lanes.get_mut(values.len()..) {

@@ -248,6 +248,14 @@ impl Worker {
         self.advance_progress();
     }
 
+    /// All results up to the first that is missing are here.
+    pub(super) fn advance_delivered(&mut self) {
+        while self.delivered < self.reach() && self.is_delivered(self.delivered) {
+            self.delivered += 1;
+        }
+        self.advance_progress();
+    }
+
     /// Progress never goes back, nor stops at a chunk that is only wanted again for a redo: the aggregator takes no jump of
     /// more than the ring (protocol-rules F13).
     fn advance_progress(&mut self) {
@@ -499,10 +507,7 @@ impl Worker {
             self.guess.confirm(position);
         }
         let lowest = self.delivered;
-        while self.delivered < self.reach() && self.is_delivered(self.delivered) {
-            self.delivered += 1;
-        }
-        self.advance_progress();
+        self.advance_delivered();
         let bitmap = if self.delivered == lowest { self.waiting.bitmap } else { None };
         self.waiting = Waiting { since: now, answered: false, bitmap };
         self.reset_timers(now);

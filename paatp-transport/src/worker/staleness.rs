@@ -14,13 +14,13 @@ use paatp_common::wire::{Chunk, ElementType, Operation as Kind};
 use super::receive::Arrived;
 use super::{Phase, Worker};
 use crate::operation::{Opening, Operation, Step};
-use crate::quantise::Scale;
+use crate::quantise::{E_MIN, Scale};
 use crate::ring::{Entry, Wish};
 use crate::synchronisation::Synchronisation;
 use crate::time::Time;
 
 /// Room above the largest result of before, in binades, for values that grow or cancel each other in the sum.
-const HEADROOM: i8 = 1;
+const HEADROOM: i8 = 3;
 /// Outcomes that are looked through for one of the same reduction. Those of the last W chunks are kept besides: not
 /// every rank has them yet.
 const OUTCOMES: usize = 64;
@@ -60,7 +60,8 @@ impl Outcomes {
     fn guess(&self, fingerprint: u16, known: u64) -> Option<i8> {
         let old = self.0.iter().filter(|outcome| outcome.position <= known).take(OUTCOMES);
         let same = old.into_iter().find(|outcome| outcome.fingerprint == fingerprint)?;
-        Some(same.exponent.saturating_add(HEADROOM).min(i8::MAX - 1))
+        // Of nothing but zeros nothing follows.
+        (same.exponent > E_MIN).then(|| same.exponent.saturating_add(HEADROOM).min(i8::MAX - 1))
     }
 }
 
@@ -136,6 +137,7 @@ impl Worker {
         let before = self.next;
         while self.next < self.end && self.is_here(self.next) && self.skip_one(now).is_some() {}
         if self.next > before {
+            self.advance_delivered();
             self.finish_operations(now);
         }
     }

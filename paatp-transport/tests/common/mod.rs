@@ -332,6 +332,11 @@ impl Net {
         (0..self.workers.len() as u8).for_each(|rank| self.pump(rank));
     }
 
+    /// When the next event is, if there is one.
+    pub fn next_at(&self) -> Option<u64> {
+        self.queue.peek().map(|Reverse((at, _))| *at)
+    }
+
     /// One event; false if nothing is left to happen.
     pub fn step(&mut self) -> bool {
         let Some(Reverse((at, serial))) = self.queue.pop() else { return false };
