@@ -135,12 +135,12 @@ fn killed_in_the_middle_of_operations() {
         return;
     }
     let mut bench = Bench::new(3);
-    let inputs = inputs(3, 1_500_000);
+    let inputs = inputs(3, 6_000_000);
     let expected = undisturbed(&bench.lab, &inputs);
     let loss = Rates { loss: 0.01, ..Rates::NONE };
     (bench.options.requests, bench.options.answers) = (loss, loss);
     let mut running = Running::start(&bench.lab, &inputs, &bench.options).unwrap();
-    for at in [500, 3000, 6000] {
+    for at in [500, 4000, 9000] {
         wait_until("some more results were out", DEADLINE, || {
             Ok(running.maps.counters()?.noted(Event::Results) > at)
         })
@@ -242,6 +242,7 @@ fn jobs_are_as_they_were() {
     }
     let mut bench = Bench::new(2);
     bench.options.aggregator.more.extend(["--memory".into(), "4MiB".into()]);
+    bench.options.timeout = DEADLINE;
     let inputs = inputs(2, 8_000_000);
     let mut running = Running::start(&bench.lab, &inputs, &bench.options).unwrap();
     for line in [
@@ -261,6 +262,10 @@ fn jobs_are_as_they_were() {
         || Ok(running.maps.counters()?.noted(Event::Results) > 100),
     )
     .unwrap();
+    // They wait, however long this takes on a busy machine.
+    for worker in &running.workers {
+        worker.signal(Signal::SIGSTOP).unwrap();
+    }
     let before = bench.jobs();
     assert_eq!(before["jobs"][0]["state"], "running");
     let node =
@@ -268,10 +273,12 @@ fn jobs_are_as_they_were() {
     assert_eq!(node(&bench)["draining"], true);
     running.aggregator.process.kill();
     running.aggregator = bench.start();
-    assert!(!running.workers[0].has_ended().unwrap(), "killed too late");
     assert_eq!(bench.jobs(), before);
     let after = node(&bench);
     assert_eq!((&after["draining"], after["jobs"].as_u64()), (&Value::Bool(true), Some(3)));
+    for worker in &running.workers {
+        worker.signal(Signal::SIGCONT).unwrap();
+    }
     bench.check(&running.finish(DEADLINE).unwrap(), &inputs);
     bench.nothing_is_left();
 }
@@ -383,11 +390,6 @@ fn leftovers_do_not_stop_a_start() {
         let theirs =
             |path: &String| path.contains("theirs") || path.contains("a-folder") || what.contains("a map");
         let expected = before.iter().any(theirs);
-        assert_eq!(
-            foreign.iter().any(|path| path.ends_with("JOBS") && what != "another size"),
-            false,
-            "{foreign:?}"
-        );
         assert_eq!(foreign.iter().any(theirs), expected, "{what}: {foreign:?}");
     }
 }
