@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use paatp_common::policy::Policy;
 use paatp_common::progress::RankRecord;
+use paatp_transport::rate::share::Share;
 use proptest::prelude::*;
 
 use super::*;
@@ -57,8 +59,22 @@ impl Tables for Plane {
     }
 
     fn write(&mut self, number: u16, entry: JobEntry) -> Result<(), EngineError> {
-        lock(&self.0).change(|m| m.truth[usize::from(number)].0 = entry);
+        let number = usize::from(number);
+        // As the kernel's table: all but the policy.
+        lock(&self.0).change(|m| m.truth[number].0 = JobEntry { policy: m.truth[number].0.policy, ..entry });
         Ok(())
+    }
+
+    fn policy(&self, number: u16) -> Policy {
+        lock(&self.0).truth[usize::from(number)].0.policy
+    }
+
+    fn replace_policy(&mut self, number: u16, from: Policy, to: Policy) -> bool {
+        let is_same = self.policy(number) == from;
+        if is_same {
+            lock(&self.0).change(|m| m.truth[usize::from(number)].0.policy = to);
+        }
+        is_same
     }
 
     fn set_gains(&mut self, _: u16, _: &[i8]) -> Result<(), EngineError> {
@@ -80,6 +96,14 @@ impl Tables for Plane {
 
     fn slots_in_use(&self, _: &JobEntry, _: u32) -> Result<Option<u32>, EngineError> {
         Ok(None)
+    }
+
+    fn share(&self, number: u16, entry: &JobEntry) -> Result<Share, EngineError> {
+        Ok(Share { job: number, generation: entry.generation, min_ack: 0, crowded: 0 })
+    }
+
+    fn pool_in_use(&self) -> Result<u32, EngineError> {
+        Ok(0)
     }
 }
 

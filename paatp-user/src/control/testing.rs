@@ -38,7 +38,7 @@ pub(crate) struct Memory {
     pub(crate) gains: Vec<(u16, Vec<i8>)>,
     pub(crate) records: Option<Vec<RankRecord>>,
     pub(crate) progress: Option<Vec<RankProgress>>,
-    pub(crate) policies: std::collections::BTreeMap<u16, Policy>,
+    pub(crate) policies: BTreeMap<u16, Policy>,
     /// min_ack and crowded contributions of jobs in the pool.
     pub(crate) shares: BTreeMap<u16, (u32, u32)>,
     pub(crate) fail: bool,

@@ -287,7 +287,7 @@ fn the_other_end_of_a_veth() {
 
 #[test]
 fn other_programs() {
-    use Severity::{Error, Note};
+    use Severity::{Error, Note, Ok, Warning};
     let attached = |attached, name: Option<&str>| {
         let name = name.map(str::to_owned);
         move |link: &mut LinkFacts, _: &mut Question| {

@@ -62,7 +62,14 @@ fn node(jobs: usize, world: u32) -> Membership {
     let mut membership = Membership::new(&jobs, 20545, 1);
     for job in jobs.list() {
         for rank in 0..world {
-            let request = JoinRequest { protocol: PROTOCOL, rank, world, wait_seconds: 1.0, layout: None };
+            let request = JoinRequest {
+                protocol: PROTOCOL,
+                rank,
+                world,
+                wait_seconds: 1.0,
+                layout: None,
+                attempt: None,
+            };
             let entropy = Entropy { generation: 1, nonce: 1 };
             let joined =
                 membership.join(Instant::now(), &job.name, &request, [10, 0, 0, rank as u8].into(), entropy);
