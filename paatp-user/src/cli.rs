@@ -10,7 +10,7 @@ use paatp_transport::Reduction;
 use paatp_transport::rate::Algorithm;
 
 use crate::config::{
-    Access, ConfigError, DEFAULT_LANES, DEFAULT_SLOTS, DEFAULT_WINDOW, FailurePolicy, JobConfig, parse_size,
+    Access, ConfigError, DEFAULT_LANES, DEFAULT_SLOTS, DEFAULT_WINDOW, FailurePolicy, JobConfig, MemoryKind, parse_size,
 };
 use crate::control::DEFAULT_PORT;
 use crate::doctor::{self, Doctor, SetupQueues};
@@ -233,6 +233,9 @@ pub struct Run {
     /// [default: 64MiB, or what they need if that is more].
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub memory: Option<u64>,
+    /// Keep the job's results in the pool instead of a ring of its own.
+    #[arg(long, requires_all = ["job", "pool"])]
+    pub shared: bool,
     /// Of that memory, a pool for jobs with shared memory: 16MiB [default: none].
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub pool: Option<u64>,
@@ -306,6 +309,7 @@ impl Run {
             slots: self.slots,
             window: self.window,
             quorum: self.quorum,
+            memory: if self.shared { MemoryKind::Shared } else { MemoryKind::Reserved },
             ..JobConfig::new(self.job.as_deref()?, self.world?)
         })
     }

@@ -18,6 +18,7 @@ use paatp_common::policy::Policy;
 use paatp_common::pool::Pool;
 use paatp_common::progress::{Progress, RankRecord};
 use paatp_common::slot::Slot;
+use paatp_transport::rate::share::Share;
 use paatp_transport::rate::Algorithm;
 use paatp_user::cli::{Allreduce, Credentials, IoName, ReductionName};
 use paatp_user::config::{FailurePolicy, JobConfig, Jobs};
@@ -124,6 +125,14 @@ impl Tables for Shared {
 
     fn slots_in_use(&self, _: &JobEntry, _: u32) -> Result<Option<u32>, EngineError> {
         Ok(None)
+    }
+
+    fn share(&self, job: u16, entry: &JobEntry) -> Result<Share, EngineError> {
+        Ok(Share { job, generation: entry.generation, min_ack: 0, crowded: 0 })
+    }
+
+    fn pool_in_use(&self) -> Result<u32, EngineError> {
+        Ok(0)
     }
 }
 

@@ -5,8 +5,9 @@ use std::fmt::Write as _;
 use anyhow::{Context, Result, ensure};
 use paatp_common::Event;
 use paatp_common::counter::Counters;
-use paatp_common::job::{JobEntry, RankEntry};
+use paatp_common::job::{JobEntry, Node, RankEntry};
 use paatp_common::limits::{MAX_JOBS, MAX_RANKS};
+use paatp_common::pool::{Pool, Quarry, Search, TURNS};
 use paatp_common::progress::{Progress, RankRecord};
 use paatp_common::seq::Seq;
 use paatp_common::slot::Slot;
@@ -33,8 +34,10 @@ pub struct Tables {
     pub min_ack: Seq,
     /// The highest progress, p_max.
     pub p_max: Seq,
-    /// The job's slots, in their order, with the words of their lanes.
+    /// The job's slots, in their order, with the words of their lanes. Of a job in the pool: its own, then the pool's.
     pub slots: Vec<(Slot, Vec<u64>)>,
+    number: u16,
+    pool: Pool,
 }
 
 impl Tables {
@@ -61,9 +64,16 @@ impl Tables {
         // (asserted by the array's length) and take every bit pattern.
         let progress = unsafe { std::mem::transmute::<[u64; PROGRESS_WORDS], Progress>(words) };
         let memory = SlotMemory::map(maps, "SLOTS").or_else(|_| SlotMemory::map(maps, "WIDE_SLOTS"))?;
-        let first = job.first_slot as usize;
-        let all = first..first + job.slots as usize;
-        ensure!(all.end <= memory.slots(), "the job's slots {all:?} are not in the table");
+        let pool = maps.array::<PodOf<Node>>("NODE")?.get(&0, 0)?.0.pool;
+        let range = |first: u32, slots: u32| first as usize..(first + slots) as usize;
+        let (own, shared) = match job.is_shared() {
+            true => (range(job.first_slot, 1), range(pool.first, pool.slots)),
+            false => (range(job.first_slot, job.slots), 0..0),
+        };
+        ensure!(
+            own.end.max(shared.end) <= memory.slots(),
+            "the job's slots {own:?}, {shared:?} are not in the table"
+        );
         Ok(Tables {
             job,
             generation,
@@ -71,7 +81,9 @@ impl Tables {
             ranks: (0..world).map(|rank| progress.reached(generation, rank)).collect(),
             min_ack: progress.acks.floor(generation),
             p_max: progress.highest(generation),
-            slots: all.map(|slot| memory.read(slot)).collect(),
+            slots: own.chain(shared).map(|slot| memory.read(slot)).collect(),
+            number: number as u16,
+            pool,
         })
     }
 
@@ -121,7 +133,8 @@ impl Tables {
         let used = self.slots.iter().filter(|(slot, _)| self.is_ours(slot)).count() as u64;
         let complete = self.slots.iter().filter(|(slot, _)| self.is_ours(slot) && slot.is_complete()).count();
         let expected = chunks.min(u64::from(self.job.slots));
-        say(used == expected, format!("{used} slots were used, not {expected}"));
+        // Which slots of a pool are used is a matter of a hash.
+        say(self.job.is_shared() || used == expected, format!("{used} slots were used, not {expected}"));
         say(complete as u64 == used, format!("{complete} of {used} used slots are complete"));
         // A redo completes a chunk again, with the contributions of all ranks.
         let redos = counters.noted(Event::Redos);
@@ -151,16 +164,21 @@ impl Tables {
             broken.push_str("locked; ");
         }
         if !self.is_ours(slot) {
-            let untouched = slot.generation == 0 && slot.bits == 0;
+            let untouched = slot.generation == 0 && slot.bits == 0 && slot.home_lock == 0;
             return if untouched { Ok(()) } else { Err(format!("generation {}", slot.generation)) };
         }
         let (slots, seq) = (self.job.slots, slot.seq);
-        if seq.0 & (slots - 1) != index as u32 {
+        let ahead = seq.since(self.lowest()) as i32;
+        // A slot is not given away before all have its result, and nothing is taken more than S ahead. A slot of the pool
+        // may lie idle for longer.
+        let mut oldest = -(slots as i32);
+        if self.job.is_shared() {
+            oldest = i32::MIN;
+            self.examine_place(index, slot, broken);
+        } else if seq.0 & (slots - 1) != index as u32 {
             broken.push_str("seq is not the slot's index mod S; ");
         }
-        // A slot is not given away before all have its result, and nothing is taken more than S ahead.
-        let ahead = seq.since(self.lowest()) as i32;
-        if !(-(slots as i32)..slots as i32).contains(&ahead) {
+        if !(oldest..slots as i32).contains(&ahead) {
             let _ = write!(broken, "{ahead} from min_ack {} with S = {slots}; ", self.lowest().0);
         }
         let of_job = 1u64.checked_shl(self.job.world.into()).map_or(u64::MAX, |bit| bit - 1);
@@ -174,6 +192,24 @@ impl Tables {
             broken.push_str("the lanes are not those that the tag tells; ");
         }
         Ok(())
+    }
+
+    /// A slot of the pool, or the job's own: at a place of its chunk, and the only one that holds it (protocol-rules F18).
+    fn examine_place(&self, index: usize, slot: &Slot, broken: &mut String) {
+        let (job, generation) = (self.number, self.generation);
+        let quarry = Quarry { job, generation, seq: slot.seq, own: self.job.first_slot };
+        let search = Search::new(self.pool, quarry);
+        let place = match index {
+            0 => self.job.first_slot,
+            index => self.pool.first + index as u32 - 1,
+        };
+        if !(0..u64::from(TURNS)).any(|turn| search.index(turn) == place) || slot.job() != job {
+            broken.push_str("not at a place of its chunk; ");
+        }
+        let namesakes = self.slots.iter().filter(|(other, _)| other.holds(generation, slot.seq)).count();
+        if namesakes != 1 || slot.home_lock != 0 {
+            let _ = write!(broken, "{namesakes} slots hold its chunk, its home's lock is {}; ", slot.home_lock);
+        }
     }
 
     /// The tag that lanes and contributors must have; `None` where there are more lanes than a slot has.
