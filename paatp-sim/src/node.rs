@@ -432,9 +432,8 @@ mod tests {
     #[test]
     fn a_slot_that_is_given_away_too_early_is_noticed() {
         let mut node = node(1);
-        let mut ask = |seq, ack, delivered| {
-            node.handle((0, 0), &mut data(0, seq, ack), false, &|_| vec![delivered])
-        };
+        let mut ask =
+            |seq, ack, delivered| node.handle((0, 0), &mut data(0, seq, ack), false, &|_| vec![delivered]);
         assert!(ask(0, 0, 0).is_ok_and(|answer| answer == Some(192)));
         // The worker says that it has the result, and has not.
         let violation = ask(2, 2, 0).unwrap_err();
@@ -445,9 +444,8 @@ mod tests {
     fn results_that_differ_are_noticed_unless_memory_was_damaged_on_purpose() {
         for on_purpose in [false, true] {
             let mut node = node(2);
-            let ask = |node: &mut Node, rank| {
-                node.handle((0, rank), &mut data(rank, 0, 0), false, &|_| vec![0, 0])
-            };
+            let ask =
+                |node: &mut Node, rank| node.handle((0, rank), &mut data(rank, 0, 0), false, &|_| vec![0, 0]);
             assert!(ask(&mut node, 0).is_ok_and(|answer| answer == Some(HEADER_BYTES)));
             assert!(ask(&mut node, 1).is_ok_and(|answer| answer == Some(192)));
             if on_purpose {

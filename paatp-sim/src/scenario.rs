@@ -373,7 +373,8 @@ impl Scenario {
         if pool == 0 && self.jobs.iter().any(|job| job.memory == MemoryKind::Shared) {
             return fail("jobs with memory = \"shared\" need a [pool]".into());
         }
-        let slots: u64 = self.jobs.iter().map(|job| u64::from(job.own_slots())).sum::<u64>() + u64::from(pool);
+        let slots: u64 =
+            self.jobs.iter().map(|job| u64::from(job.own_slots())).sum::<u64>() + u64::from(pool);
         if slots > MAX_SLOTS {
             return fail(format!("{slots} slots in all; at most {MAX_SLOTS} are simulated"));
         }

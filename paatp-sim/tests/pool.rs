@@ -23,7 +23,10 @@ fn tuning_shares_the_pool_out() {
         for (what, outcome) in [("untuned", &untuned), ("tuned", &tuned)] {
             let goodputs: Vec<f64> =
                 outcome.jobs.iter().map(|job| job.goodput_bits_per_second / 1e9).collect();
-            println!("{algorithm} {what}: Jain's index {:.3}, {goodputs:.2?} Gbit/s, completed in {:.4} s", outcome.jain_index, outcome.job_completion_seconds);
+            println!(
+                "{algorithm} {what}: Jain's index {:.3}, {goodputs:.2?} Gbit/s, completed in {:.4} s",
+                outcome.jain_index, outcome.job_completion_seconds
+            );
         }
         assert!(tuned.jain_index > untuned.jain_index, "{algorithm}");
     }

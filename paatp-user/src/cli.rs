@@ -10,7 +10,8 @@ use paatp_transport::Reduction;
 use paatp_transport::rate::Algorithm;
 
 use crate::config::{
-    Access, ConfigError, DEFAULT_LANES, DEFAULT_SLOTS, DEFAULT_WINDOW, FailurePolicy, JobConfig, MemoryKind, parse_size,
+    Access, ConfigError, DEFAULT_LANES, DEFAULT_SLOTS, DEFAULT_WINDOW, FailurePolicy, JobConfig, MemoryKind,
+    parse_size,
 };
 use crate::control::DEFAULT_PORT;
 use crate::doctor::{self, Doctor, SetupQueues};

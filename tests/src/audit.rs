@@ -208,7 +208,8 @@ impl Tables {
         }
         let namesakes = self.slots.iter().filter(|(other, _)| other.holds(generation, slot.seq)).count();
         if namesakes != 1 || slot.home_lock != 0 {
-            let _ = write!(broken, "{namesakes} slots hold its chunk, its home's lock is {}; ", slot.home_lock);
+            let _ =
+                write!(broken, "{namesakes} slots hold its chunk, its home's lock is {}; ", slot.home_lock);
         }
     }
 

@@ -10,7 +10,10 @@ use std::thread;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 use paatp_common::counter::Event;
-use paatp_common::wire::{Answer, Body, Chunk, ElementType, HEADER_BYTES, Header, Operation, Status};
+use paatp_common::pool::{K_MAX, Pool};
+use paatp_common::wire::{
+    Answer, Body, Chunk, ElementType, HEADER_BYTES, Header, Operation, Request, Status,
+};
 use paatp_common::{Refusal, Seq, tag};
 use paatp_tests::testrun::support::node::{OwnedNode, Verdict};
 use paatp_tests::testrun::support::requests::{TestJob, lanes_of, payload_of, sum_of, tag_of};
@@ -298,4 +301,63 @@ fn results_are_whole_or_not_there() {
     arena.check_slots();
     arena.check_counters(&seen, 0, 0);
     assert_eq!(arena.loaded.counters().unwrap().noted(Event::Pulls), pulls.into_inner());
+}
+
+/// Two CPUs bring two chunks of a job in opposite order into a pool with room for no more: they meet at a chunk's home, and
+/// at slots that both chunks may take. Each chunk has one slot, and its sum is whole.
+#[test]
+fn two_cpus_claim_slots_of_a_pool() {
+    let name = "kernel_concurrency::two_cpus_claim_slots_of_a_pool";
+    if !require_bpf(name) {
+        return;
+    }
+    let Some(cpus) = two_cpus(name) else { return };
+    let flavour = Flavour::Standard;
+    let job = TestJob { k: K_MAX, ..TestJob::new(WORLD, 64, flavour.lanes()) };
+    // The job's own slot, and the two chunks of one round beside those of the round before.
+    let mut node = OwnedNode::new(1, 5, flavour.blocks());
+    node.node.pool = Pool { first: 1, slots: 4 };
+    node.install(&job);
+    let loaded = Loaded::like(flavour, &node).unwrap();
+    let arena = Arena { job, loaded, chunk: sum_of(flavour.lanes()) };
+    let results = std::sync::atomic::AtomicU64::new(0);
+    let seen = arena.fight(cpus, |side, round, seen| {
+        for chunk in [side as u32, 1 - side as u32] {
+            let seq = 2 * round + chunk;
+            for rank in [side as u8, side as u8 + 2] {
+                let request = Request { ack: Seq(2 * round), ..arena.job.data(rank, Seq(seq), arena.chunk) };
+                let frame = arena.job.frame(&request, &arena.payload(rank, seq));
+                // BUSY where the other CPU's chunk was faster, or not every rank has told its acknowledgement.
+                let (answer, payload) = loop {
+                    let reply = arena.send(&frame, seen);
+                    if reply.0.status != Status::Busy {
+                        break reply;
+                    }
+                    // A rank whose contribution must wait tells its acknowledgement all the same.
+                    for rank in [side as u8, side as u8 + 2] {
+                        let pull = Request {
+                            ack: Seq(2 * round),
+                            ..arena.job.pull(rank, Seq(seq), Chunk::default())
+                        };
+                        arena.send(&arena.job.frame(&pull, &[]), seen);
+                    }
+                };
+                assert_eq!(answer.status, Status::Ok);
+                if let Body::Result { bitmap, .. } = answer.body {
+                    assert!(bitmap == 0b1111 && payload == arena.result(seq), "chunk {seq} is wrong");
+                    results.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        }
+    });
+    let (counters, chunks) = (arena.loaded.counters().unwrap(), 2 * u64::from(CHUNKS));
+    assert_eq!(counters.noted(Event::Completions), chunks);
+    assert_eq!(counters.noted(Event::Contributions), chunks * u64::from(WORLD));
+    assert!(results.into_inner() >= chunks, "whoever completes a chunk sees its result");
+    assert_eq!(counters.refused(Refusal::LockBusy), seen.lock_busy);
+    let bytes = arena.loaded.slots();
+    for slot in bytes.chunks_exact(flavour.slot_bytes()) {
+        let (slot, _) = slot_of(slot);
+        assert_eq!((slot.lock, slot.home_lock), (0, 0));
+    }
 }

@@ -102,7 +102,10 @@ fn main() -> Result<()> {
         args.chunks,
         args.controller
     );
-    println!("{:<8} {:>6} {:>8}  {:<27} {:<10} {:>9}", "", "Jain", "seconds", "chunks/s of 2, 8, 16", "places", "crowded");
+    println!(
+        "{:<8} {:>6} {:>8}  {:<27} {:<10} {:>9}",
+        "", "Jain", "seconds", "chunks/s of 2, 8, 16", "places", "crowded"
+    );
     let mut runs = Vec::new();
     for round in 0..args.rounds {
         // By turns, and the order as well.
