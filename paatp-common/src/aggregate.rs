@@ -36,6 +36,8 @@ pub trait Machine {
     fn job(&self, job: Self::JobRef) -> &JobEntry;
     /// The job's rules, read anew: what was read before the lock may be over (protocol-rules F11).
     fn rules(&self, job: Self::JobRef) -> Rules;
+    /// A job's policy, read anew.
+    fn policy(&self, job: Self::JobRef) -> Policy;
     /// Replaces a job's policy, unless it has become another one meanwhile.
     fn replace_policy(&mut self, job: Self::JobRef, from: Policy, to: Policy);
     /// The progress of a job.
@@ -550,11 +552,12 @@ fn contribute<M: Machine>(
         machine.note(Event::Redos);
     }
     if !verdict.begins(Begin::Continue) {
-        machine.state(slot).begin(verdict.begins(Begin::Chunk), rules, &contribution);
-        if rules.policy.is_armed() && verdict.begins(Begin::Chunk) {
+        let policy = machine.policy(who.job);
+        machine.state(slot).begin(verdict.begins(Begin::Chunk), policy, &contribution);
+        if policy.is_armed() && verdict.begins(Begin::Chunk) {
             // If another CPU was first, that chunk's X holds, and this chunk is before it all the same.
             let slots = machine.job(who.job).slots;
-            machine.replace_policy(who.job, rules.policy, rules.policy.switching(contribution.seq, slots));
+            machine.replace_policy(who.job, policy, policy.switching(contribution.seq, slots));
         }
     }
     let Some(gained) = combine(machine, slot, verdict, salt) else {
@@ -665,23 +668,20 @@ fn answer<M: Machine>(
 
     let mut attempt = if is_aborted { received.fate.counter() as u8 } else { received.attempt };
     let mut bitmap = received.bits;
-    let mut lanes = 0;
     let slot = look_up(machine, who, generation, want);
     if let Some(slot) = slot {
         if let Some(payload) = hand_out(machine, who, slot, begun, arrival.payload_bytes) {
             return Outcome::Answer { payload };
         }
-        let is_pull = machine.header().kind() == Some(Kind::Pull);
-        let state = machine.state(slot);
-        if is_pull {
-            attempt = state.attempt;
+        if machine.header().kind() == Some(Kind::Pull) {
+            attempt = machine.state(slot).attempt;
         }
-        // It did not fit: whoever does not know the chunk learns how long its request must be.
-        lanes = if state.is_complete() { state.chunk().lanes } else { 0 };
     }
     if !is_aborted {
         bitmap = slot.map_or(0, |slot| machine.state(slot).bits);
     }
+    // It did not fit: whoever does not know the chunk learns how long its request must be.
+    let lanes = slot.map_or(0, |slot| machine.state(slot).lanes_if_complete());
     let progress = machine.progress(who.job);
     let redo = progress.redo(generation);
     let slowest = progress.contributed.slowest(generation);

@@ -107,6 +107,10 @@ impl Machine for HostMachine<'_, '_> {
         self.job(job).rules()
     }
 
+    fn policy(&self, job: usize) -> Policy {
+        self.job(job).policy
+    }
+
     fn replace_policy(&mut self, job: usize, from: Policy, to: Policy) {
         let policy = &mut self.host.jobs[job].policy;
         if *policy == from {

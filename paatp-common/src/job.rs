@@ -100,7 +100,7 @@ impl JobEntry {
     #[inline(always)]
     #[must_use]
     pub const fn rules(&self) -> Rules {
-        Rules { generation: self.generation, expected: self.expected, policy: self.policy }
+        Rules { generation: self.generation, expected: self.expected }
     }
 }
 

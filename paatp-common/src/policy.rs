@@ -16,6 +16,7 @@
 //! high. So whatever has begun is before seq + S, and had the mode before. No clock and no look at other CPUs is needed.
 //! (The second S is for slots that are not a job's own: there an old duplicate may take one again.)
 
+use crate::mind::opaque;
 use crate::seq::Seq;
 
 /// Quorum that stands for "every expected rank".
@@ -226,30 +227,35 @@ impl Policy {
         (self.0 >> EPOCH_SHIFT & EPOCH) as u8
     }
 
-    /// What is in force for a chunk.
+    /// What is in force for a chunk. Without a branch: the kernel's verifier would go on once for each of their ends.
     #[inline(always)]
     #[must_use]
-    pub const fn of(self, seq: Seq) -> InForce {
-        let from = Seq((self.0 >> SEQ_SHIFT) as u32);
-        let is_before = self.is_changing() as u64 & (self.is_armed() as u64 | seq.is_before(from) as u64);
-        let bits = self.0 >> (MODE_BITS & is_before.wrapping_sub(1));
-        let quorum = bits & FIELD;
-        // One if there is a quorum, without a branch.
-        let partial = (quorum + FIELD) >> 6;
-        let told = bits >> 6 & FIELD | partial << 6;
-        let epoch = (self.0 >> EPOCH_SHIFT).wrapping_sub(is_before) & EPOCH;
-        InForce { quorum: quorum as u8, epoch: epoch as u8, told: Told(told as u8) }
+    pub fn of(self, seq: Seq) -> InForce {
+        let word = opaque(self.0);
+        let is_changing = ((word ^ word >> MODE_BITS) & MODE) + MODE >> MODE_BITS;
+        let is_armed = word >> 31 & 1;
+        let is_behind = (seq.0 as u64).wrapping_sub(word >> SEQ_SHIFT) << 32 >> 63;
+        let is_before = opaque(is_changing & (is_armed | is_behind));
+        let bits = opaque(word >> (MODE_BITS & is_before.wrapping_sub(1)));
+        let told = bits >> 6 & FIELD | partial(bits & FIELD);
+        let epoch = (word >> EPOCH_SHIFT).wrapping_sub(is_before) & EPOCH;
+        InForce { quorum: (bits & FIELD) as u8, epoch: epoch as u8, told: Told(told as u8) }
     }
 
     /// What to tell where there is no chunk to tell of: of the mode after, but that chunks may be partial if they may be
     /// in either.
     #[inline(always)]
     #[must_use]
-    pub const fn told(self) -> Told {
-        let after = self.0 >> MODE_BITS;
-        let either = (after | self.0) & FIELD;
-        Told((after >> 6 & FIELD | (either + FIELD) >> 6 << 6) as u8)
+    pub fn told(self) -> Told {
+        let after = opaque(self.0) >> MODE_BITS;
+        Told((after >> 6 & FIELD | partial((after | self.0) & FIELD)) as u8)
     }
+}
+
+/// [`Told::PARTIAL`] if there is a quorum, without a branch.
+#[inline(always)]
+fn partial(quorum: u64) -> u64 {
+    opaque(quorum + FIELD) >> 6 << 6
 }
 
 #[cfg(test)]

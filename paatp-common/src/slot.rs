@@ -10,7 +10,7 @@ use crate::counter::Refusal;
 use crate::layout::described;
 use crate::limits::{MAX_ATTEMPTS, MAX_JOBS};
 use crate::mind::{barrier, opaque};
-use crate::policy::{Mode, Policy, QUORUM_ALL, Told};
+use crate::policy::{Policy, QUORUM_ALL, Told};
 use crate::seq::Seq;
 use crate::wire::{Chunk, Operation};
 
@@ -94,20 +94,19 @@ unsafe impl Zeroable for Seq {}
 // SAFETY: as above, no padding.
 unsafe impl Pod for Seq {}
 
-/// The job's rules at the time of a touch, read under the slot's lock.
+/// The job's rules at the time of a touch, read under the slot's lock. How many contributions are needed is not one of
+/// them: a slot keeps what was in force when it began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
     /// Current generation.
     pub generation: u32,
     /// Ranks whose contributions count.
     pub expected: u64,
-    /// How many contributions complete which chunk.
-    pub policy: Policy,
 }
 
 impl Rules {
     /// Of a job that is gone: no packet is of generation 0.
-    pub const NONE: Rules = Rules { generation: 0, expected: 0, policy: Policy::settled(Mode::BSP, 0) };
+    pub const NONE: Rules = Rules { generation: 0, expected: 0 };
 }
 
 /// What a DATA packet says of its contribution.
@@ -277,6 +276,13 @@ impl Slot {
         self.state & state::COMPLETE != 0
     }
 
+    /// Lanes of the result if it stands, else 0. Without a branch.
+    #[inline(always)]
+    #[must_use]
+    pub fn lanes_if_complete(&self) -> u16 {
+        self.lanes & (((self.state >> 1 & 1) as u16).wrapping_neg())
+    }
+
     /// A payload is stored.
     #[inline(always)]
     #[must_use]
@@ -335,7 +341,7 @@ impl Slot {
     /// Clears the slot for a contribution that was decided to be taken: as the slot of another chunk, or for the next
     /// attempt at its own.
     #[inline(always)]
-    pub fn begin(&mut self, is_another: bool, rules: Rules, c: &Contribution) {
+    pub fn begin(&mut self, is_another: bool, policy: Policy, c: &Contribution) {
         // First: whoever reads without the lock must not find the new name on a result.
         self.state = 0;
         barrier();
@@ -343,7 +349,7 @@ impl Slot {
             self.frozen = 0;
             self.generation = c.generation;
             self.seq = c.seq;
-            let policy = rules.policy.of(c.seq);
+            let policy = policy.of(c.seq);
             (self.quorum, self.epoch, self.told) = (policy.quorum, policy.epoch, policy.told.0);
         }
         self.attempt = c.attempt;
@@ -377,9 +383,8 @@ impl Slot {
             self.root = c.chunk.root;
             self.next_exponent = c.next_exponent;
             self.tag = 0;
-            if c.chunk.needs_all() {
-                self.quorum = QUORUM_ALL;
-            }
+            // QUORUM_ALL if it needs all.
+            self.quorum &= c.chunk.needs_all_as_number().wrapping_sub(1);
         } else if c.next_exponent > self.next_exponent {
             self.next_exponent = c.next_exponent;
         }
@@ -435,7 +440,7 @@ mod tests {
     use super::*;
     use crate::wire::ElementType;
 
-    const RULES: Rules = Rules { generation: 7, expected: 0b11, policy: Policy::settled(Mode::BSP, 0) };
+    const RULES: Rules = Rules { generation: 7, expected: 0b11 };
 
     fn contribution(seq: u32, bits: u64) -> Contribution {
         Contribution {
@@ -458,7 +463,7 @@ mod tests {
         for newer in [9, 3] {
             let mut slot = Slot::default();
             let taken = contribution(newer, 0b01);
-            slot.begin(true, RULES, &taken);
+            slot.begin(true, Policy::default(), &taken);
             slot.commit(&taken, 0);
             let old = contribution(Seq(newer).minus(8).0, 0b10);
             assert_eq!(decide(&slot, RULES, &old), Decision::Refuse(Refusal::Behind));
@@ -473,10 +478,10 @@ mod tests {
     fn a_slot_that_begins_anew_is_not_complete() {
         let mut slot = Slot::default();
         let only = contribution(1, 0b11);
-        slot.begin(true, RULES, &only);
+        slot.begin(true, Policy::default(), &only);
         slot.commit(&only, 0);
         assert!(slot.settle(RULES) && slot.is_complete());
-        slot.begin(true, RULES, &contribution(9, 0b01));
+        slot.begin(true, Policy::default(), &contribution(9, 0b01));
         assert!(!slot.is_complete() && !slot.is_due(RULES));
     }
 }

@@ -207,10 +207,18 @@ impl Chunk {
     #[inline(always)]
     #[must_use]
     pub const fn needs_all(self) -> bool {
-        match self.operation() {
-            Some(operation) => self.operation_and_type & EVERYBODY != 0 || operation.needs_all(),
-            None => true,
-        }
+        self.needs_all_as_number() != 0
+    }
+
+    /// The same as 0 or 1, without a branch.
+    #[inline(always)]
+    pub(crate) const fn needs_all_as_number(self) -> u8 {
+        const NEED_ALL: u8 = 1 << Operation::Barrier as u8
+            | 1 << Operation::Exponents as u8
+            | 1 << Operation::Broadcast as u8
+            | 1 << 7;
+        let operation = (self.operation_and_type & !EVERYBODY) >> 4;
+        self.operation_and_type >> 7 | NEED_ALL >> operation & 1
     }
 }
 

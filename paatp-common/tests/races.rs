@@ -77,6 +77,9 @@ impl Machine for Racing<'_> {
     fn rules(&self, job: usize) -> Rules {
         self.job(job).rules()
     }
+    fn policy(&self, job: usize) -> Policy {
+        self.job(job).policy
+    }
     fn replace_policy(&mut self, job: usize, from: Policy, to: Policy) {
         let policy = &mut self.node.jobs[job].policy;
         if *policy == from {

@@ -8,7 +8,7 @@ mod support;
 
 use bench::{Bench, LANES, agreed, bitmap, has_result, min_ack, redo};
 use paatp_common::counter::Event;
-use paatp_common::policy::{Mode, Policy};
+use paatp_common::policy::Policy;
 use paatp_common::slot::{Begin, Contribution, Decision, Lanes, Rules, Slot, decide};
 use paatp_common::wire::{Body, Chunk, ElementType, Operation, Request, Status, flags};
 use paatp_common::{Refusal, Seq};
@@ -346,7 +346,7 @@ fn contribution() -> Contribution {
     }
 }
 
-const RULES: Rules = Rules { generation: 7, expected: 0b11, policy: Policy::settled(Mode::BSP, 0) };
+const RULES: Rules = Rules { generation: 7, expected: 0b11 };
 
 #[test]
 fn f11_a_packet_of_an_older_generation_is_refused_under_the_lock() {
@@ -668,7 +668,7 @@ fn a_decision_says_what_happens_to_the_lanes() {
     let first = contribution();
     let begun = Decision::Contribute { begin: Begin::Chunk, lanes: Lanes::Store };
     assert_eq!(decide(&slot, RULES, &first), begun);
-    slot.begin(true, RULES, &first);
+    slot.begin(true, Policy::default(), &first);
     slot.commit(&first, 1);
     assert_eq!(decide(&slot, RULES, &first), Decision::Duplicate);
     let second = Contribution { bits: 1, rank: 0, ..first };

@@ -331,7 +331,9 @@ impl Operation {
         }
         let factor = if self.reduction == Reduction::Mean { f64::from(contributors) } else { 1.0 };
         let mut largest: f64 = 0.0;
-        tensor.values.each(piece.start..piece.start + piece.len, |_, value| largest = largest.max(value.abs()));
+        tensor
+            .values
+            .each(piece.start..piece.start + piece.len, |_, value| largest = largest.max(value.abs()));
         quantise::wide_exponent(core::iter::once(largest * factor))
     }
 

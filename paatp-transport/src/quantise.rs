@@ -147,9 +147,9 @@ impl Quantiser {
     /// What lanes of one rank stand for, exactly.
     pub fn contributed(self, exponent: Option<i8>, lanes: &[Lane]) -> impl Iterator<Item = f64> {
         let quantum = exponent.map_or(1.0, |exponent| self.quantum(exponent));
-        lanes.iter().map(move |lane| {
-            f64::from(u32::from_be_bytes(*lane).wrapping_sub(self.bias) as i32) * quantum
-        })
+        lanes
+            .iter()
+            .map(move |lane| f64::from(u32::from_be_bytes(*lane).wrapping_sub(self.bias) as i32) * quantum)
     }
 
     /// Writes integers as lanes; padding is zero. Their magnitudes must be below B, see [`Quantiser::unfit_integer`].

@@ -393,8 +393,7 @@ impl Worker {
         if self.phase == Phase::Halted {
             return None;
         }
-        let poll =
-            (self.delivered < self.reach() && self.is_unasked(self.delivered)).then_some(self.poll.at);
+        let poll = (self.delivered < self.reach() && self.is_unasked(self.delivered)).then_some(self.poll.at);
         let linger = self.is_lingering().then_some(self.linger.at);
         let busy = self.busy.map(|busy| busy.until);
         let held = self.held.iter().filter_map(|position| self.ring.get(*position)?.held).min();

@@ -590,8 +590,9 @@ impl Worker {
         // Nothing from a result on that fits no type: it will be an error.
         let cut = self.overflow.as_ref().map_or(u64::MAX, |(position, _)| *position);
         for index in 0..self.operations.len().min(self.settings.staleness as usize + 1) {
-            let is_done =
-                |op: &&Operation| op.is_complete() && !op.handed_out && op.end() <= cut && op.end() <= self.next;
+            let is_done = |op: &&Operation| {
+                op.is_complete() && !op.handed_out && op.end() <= cut && op.end() <= self.next
+            };
             let Some(op) = self.operations.get(index).filter(is_done) else { continue };
             let synchronisation = self.synchronisation_of(op);
             if let Some(op) = self.operations.get_mut(index) {

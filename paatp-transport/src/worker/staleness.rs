@@ -128,14 +128,16 @@ impl Worker {
     }
 
     /// The result of the next chunk is here already.
-    fn is_here(&self, position: u64) -> bool {
+    pub(super) fn is_here(&self, position: u64) -> bool {
         self.ring.get(position).is_some_and(|entry| entry.absent && entry.wish == Wish::Delivered)
     }
 
     /// Takes in the results of chunks that were complete before this rank came to them.
     pub(super) fn skip(&mut self, now: Time) {
         let before = self.next;
-        while self.next < self.end && self.is_here(self.next) && self.skip_one(now).is_some() {}
+        while self.next < self.end && self.is_here(self.next) && self.skip_one(now).is_some() {
+            self.advance_delivered();
+        }
         if self.next > before {
             self.advance_delivered();
             self.finish_operations(now);
@@ -144,6 +146,10 @@ impl Worker {
 
     fn skip_one(&mut self, now: Time) -> Option<()> {
         let position = self.next;
+        if position >= self.delivered + u64::from(self.membership.window) {
+            // As for a contribution: what opens an operation, and an exponent, is told one window before.
+            return None;
+        }
         let index = self.operation_at(position)?;
         if self.operations.get(index)?.opening == Opening::Undecided {
             self.open(index, position);

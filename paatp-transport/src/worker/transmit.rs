@@ -47,6 +47,9 @@ impl Worker {
         if !self.pacer.lets(now, pace) {
             return None;
         }
+        if self.is_here(position) {
+            return None;
+        }
         let made = self.contribute(now, position)?;
         self.pacer.count(now, pace);
         Some(made)
