@@ -55,7 +55,7 @@ impl Fake {
                     non_finite: false,
                 };
                 if !slot.holds(entry.generation, Seq(seq)) {
-                    slot.begin(true, rules, &contribution);
+                    slot.begin(true, entry.policy, &contribution);
                 }
                 slot.commit(&contribution, 0);
                 slot.settle(rules);
