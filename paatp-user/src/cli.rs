@@ -16,10 +16,13 @@ use crate::config::{
 use crate::control::DEFAULT_PORT;
 use crate::doctor::{self, Doctor, SetupQueues};
 use crate::duration;
+use crate::log::LogArgs;
+use crate::settings::{self, Config};
+use crate::signals;
 use crate::sim::{self, Sim};
 
 /// After the options of `paatp`.
-const AFTER_HELP: &str = "\
+pub const AFTER_HELP: &str = "\
 A job of two ranks, one aggregator and two workers:
   aggregator# paatp run --iface eth0 --job train --world 2
   worker-0$   paatp allreduce --job train --rank 0 --world 2 --aggregator 10.0.0.1 --input g0.safetensors \
@@ -27,7 +30,13 @@ A job of two ranks, one aggregator and two workers:
   worker-1$   paatp allreduce --job train --rank 1 --world 2 --aggregator 10.0.0.1 --input g1.safetensors \
 --output sum.safetensors
 
-Exit status: 0 all went well, 1 it failed (standard error says why and what to do), 2 it was called wrongly.";
+Exit status: 0 all went well, or
+  1 it failed; standard error says why and what to do
+  2 it was called or configured wrongly
+  3 `run` cannot work here as it is: privileges, kernel, interface (ask `paatp doctor`)
+  4 `run`: the interface or the port is taken
+  5 `run`: pinned state of another build is in the way
+  128 and a signal's number: after a second signal";
 
 /// After the options of `paatp run`.
 const AFTER_RUN: &str = "\
@@ -48,10 +57,19 @@ Several jobs, in a file for --config:
   window = 32
 
   [node]
+  iface = \"eth0\"
   memory = \"256MiB\"
+  drain_timeout = \"5s\"
 
-Exit status: 0 ended by a signal, 1 it failed (standard error says why and what to do), 2 it was called wrongly, \
-4 another `paatp run` has the interface, 5 what another build left behind has it (`paatp cleanup`).";
+Every option but those of the one job is a key of [node], with underscores (--node-lanes: `lanes`), and every option is \
+an environment variable; flags go before variables, variables before the file. `paatp config check` and `dump` show it.
+
+SIGTERM or SIGINT: takes nothing new, waits up to --drain-timeout for what runs, detaches. A second one ends it at once. \
+SIGUSR1 writes the counters; SIGHUP does nothing but say so.
+
+Exit status: 0 ended by a signal, 1 it failed (standard error says why and what to do), 2 it was called or configured \
+wrongly, 3 it cannot work here (ask `paatp doctor`), 4 the interface or the port is taken, 5 pinned state of another \
+build is in the way, 128 and the signal's number after a second signal.";
 
 /// After the options of `paatp allreduce`.
 const AFTER_ALLREDUCE: &str = "\
@@ -92,17 +110,9 @@ Exit status: 0 done, 1 it failed (standard error says why and what to do), 2 it 
 #[derive(Debug, Parser)]
 #[command(name = "paatp", version, max_term_width = 110, after_help = AFTER_HELP)]
 pub struct Cli {
-    /// What to log on standard error: `error`, `warn`, `info`, `debug`, or by module as in `paatp_user=debug`
-    /// [default: info for `run`, warn for the others].
-    #[arg(
-        long,
-        global = true,
-        env = "PAATP_LOG",
-        hide_env_values = true,
-        value_name = "FILTER",
-        display_order = 900
-    )]
-    pub log: Option<String>,
+    /// What is logged, and how.
+    #[command(flatten)]
+    pub log: LogArgs,
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
@@ -134,6 +144,9 @@ pub enum Command {
     /// Give each UDP port of an aggregator a receive queue of its own: prints the ethtool rules, or makes them.
     #[command(after_help = doctor::AFTER_SETUP_QUEUES)]
     SetupQueues(SetupQueues),
+    /// Configuration files: check one, or see the settings in force.
+    #[command(after_help = settings::AFTER_CONFIG)]
+    Config(Config),
 }
 
 /// `paatp metrics`
@@ -200,7 +213,8 @@ pub struct Run {
     /// Where the XDP program, which adds, runs.
     #[arg(long, value_enum, default_value = "auto", value_name = "MODE")]
     pub xdp_mode: XdpMode,
-    /// File of jobs: TOML tables `[[job]]` with name, world, and if need be lanes, slots, window, quorum.
+    /// Configuration file: TOML with tables `[[job]]` (name, world, and if need be lanes, slots, window, quorum) and `[node]`
+    /// (the other options of this command).
     #[arg(long, value_name = "FILE.toml")]
     pub config: Option<PathBuf>,
     /// Name of a job to serve, besides those of --config: `a-z 0-9 . _ -`. Workers give the same name.
@@ -240,6 +254,16 @@ pub struct Run {
     /// Of that memory, a pool for jobs with shared memory: 16MiB [default: none].
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub pool: Option<u64>,
+    /// Places in the pool that each chunk may take, 1 to 8 [default: tuned for each job].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=8))]
+    pub pool_places: Option<u8>,
+    /// Most values in a packet that jobs created later may ask for, a multiple of 32 up to 832 [default: 352, or the most
+    /// that a job given here has].
+    #[arg(long, value_name = "N")]
+    pub node_lanes: Option<u32>,
+    /// Longest time to wait, after SIGTERM or SIGINT, for the jobs that run: 5s, 500ms, 2m; 0 detaches at once.
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = signals::patience)]
+    pub drain_timeout: Duration,
     /// File with the token that changes of jobs need; made at the first start, readable by its owner only. An empty name
     /// stands for none: then nobody can change jobs [default: /var/lib/paatp/token].
     #[arg(long, value_name = "FILE", env = "PAATP_TOKEN_FILE", hide_env_values = true, value_parser = maybe_file())]
@@ -585,7 +609,7 @@ mod tests {
     fn help_is_for_newcomers() {
         let mut command = Cli::command();
         command.build();
-        for name in ["run", "allreduce", "job", "sim", "doctor", "cleanup", "setup-queues"] {
+        for name in ["run", "allreduce", "job", "sim", "doctor", "cleanup", "setup-queues", "config"] {
             let subcommand = command.find_subcommand_mut(name).unwrap_or_else(|| panic!("no {name}"));
             for argument in subcommand.get_arguments() {
                 assert!(argument.get_help().is_some(), "{name} {}", argument.get_id());

@@ -1,7 +1,9 @@
 //! What an aggregator serves: its jobs and its node, from a TOML file, the command line or both, checked before anything
 //! is loaded. A job that comes over the control API has the same shape and passes the same checks.
 
-use std::path::{Path, PathBuf};
+mod file;
+
+use std::path::PathBuf;
 
 use paatp_common::limits::{
     BLOCK_BYTES, LANES_PER_BLOCK, MAX_JOBS, MAX_RANKS, MAX_RING_SLOTS, STANDARD_BLOCKS, WIDE_BLOCKS,
@@ -13,6 +15,8 @@ use thiserror::Error;
 use utoipa::ToSchema;
 
 use crate::engine::DEFAULT_BPFFS;
+
+pub use file::{Entry, File, nearest, read};
 
 /// Lanes of a chunk unless told otherwise: the most that fit an MTU of 1500 bytes over IPv4.
 pub const DEFAULT_LANES: u16 = (STANDARD_BLOCKS * LANES_PER_BLOCK) as u16;
@@ -31,8 +35,6 @@ pub const DEFAULT_MEMORY: u64 = 64 << 20;
 pub const MAX_TIMEOUT_SECONDS: f64 = 86_400.0;
 /// Shortest such silence, in seconds: progress is looked at four times a second, and a retransmission may take as long.
 pub const MIN_TIMEOUT_SECONDS: f64 = 1.0;
-/// Largest configuration file, in bytes: 64 jobs need a few KiB.
-const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// Who may join a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -95,8 +97,9 @@ pub struct JobConfig {
     /// Who may join. Unless told otherwise `open` for jobs of the command line and of files, `token` for those of the API.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access: Option<Access>,
-    /// Longest time that a rank may hold the others up, in seconds; for ever if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Longest time that a rank may hold the others up, in seconds; for ever if absent. Files may write `timeout = "20s"`.
+    #[serde(default, alias = "timeout", skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "file::seconds")]
     #[schema(minimum = 1, maximum = 86400)]
     pub timeout_seconds: Option<f64>,
     /// What happens then.
@@ -153,15 +156,12 @@ const fn default_window() -> u32 {
     DEFAULT_WINDOW as u32
 }
 
-/// The `[node]` table of a file. Options of the command line go before it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// What the node's settings say, wherever they stand (see [`crate::settings`]).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeConfig {
-    /// Memory of all slots: bytes, or with a unit as in `64MiB`.
-    #[serde(default, deserialize_with = "size::deserialize")]
+    /// Memory of all slots, in bytes.
     pub memory: Option<u64>,
     /// Of it, memory of the pool that jobs with `memory = "shared"` share.
-    #[serde(default, deserialize_with = "size::deserialize")]
     pub pool: Option<u64>,
     /// Places in the pool that each chunk may take; if absent, the aggregator tunes each job's.
     pub pool_places: Option<u8>,
@@ -182,7 +182,7 @@ pub struct NodeConfig {
     /// Folder for the lock of the interface.
     pub runtime_dir: Option<PathBuf>,
     /// Leave program and tables in force at the end.
-    pub keep_attached: Option<bool>,
+    pub keep_attached: bool,
 }
 
 /// Says that nothing is to be pinned.
@@ -211,18 +211,6 @@ impl NodeConfig {
     pub fn runtime(&self) -> &Path {
         self.runtime_dir.as_deref().unwrap_or(Path::new(DEFAULT_RUNTIME_DIR))
     }
-}
-
-/// A configuration file.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct File {
-    /// The node.
-    #[serde(default)]
-    pub node: NodeConfig,
-    /// Its jobs.
-    #[serde(default, rename = "job")]
-    pub jobs: Vec<JobConfig>,
 }
 
 /// Which of the object's programs and slot tables serves the jobs.
@@ -274,6 +262,41 @@ pub enum ConfigError {
         path: PathBuf,
         /// What the parser says, with line and column.
         message: String,
+    },
+    /// A key that `[node]` does not have.
+    #[error("{path}:{line}: [node] has no key `{key}`{hint}")]
+    UnknownKey {
+        /// The file.
+        path: PathBuf,
+        /// Where it stands.
+        line: usize,
+        /// The key.
+        key: String,
+        /// What it was perhaps meant to be.
+        hint: String,
+    },
+    /// A value of `[node]` that its option does not take.
+    #[error("{path}:{line}: {key}: {message}")]
+    BadSetting {
+        /// The file.
+        path: PathBuf,
+        /// Where it stands.
+        line: usize,
+        /// The key.
+        key: String,
+        /// Why.
+        message: String,
+    },
+    /// A job of the file.
+    #[error("{path}:{line}: {source}")]
+    InFile {
+        /// The file.
+        path: PathBuf,
+        /// Where the job's table begins.
+        line: usize,
+        /// What is wrong with it; told by this message.
+        #[source]
+        source: Box<ConfigError>,
     },
     /// A value is out of its range.
     #[error("job `{job}`: {key} = {value} is not allowed; {allowed}")]
@@ -499,109 +522,6 @@ pub fn parse_size(text: &str) -> Result<u64, ConfigError> {
     bytes.ok_or_else(|| ConfigError::Size(text.into()))
 }
 
-/// Sizes in files: a number or a text.
-mod size {
-    use serde::{Deserialize, Deserializer, de::Error};
-
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Size {
-        Bytes(u64),
-        Text(String),
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
-        match Size::deserialize(deserializer)? {
-            Size::Bytes(bytes) => Ok(Some(bytes)),
-            Size::Text(text) => super::parse_size(&text).map(Some).map_err(D::Error::custom),
-        }
-    }
-}
-
-/// Reads a configuration file.
-///
-/// # Errors
-/// If it cannot be read or is not of the right shape; values are checked by [`Jobs::new`].
-pub fn read(path: &Path) -> Result<File, ConfigError> {
-    let unreadable = |source| ConfigError::Read { path: path.into(), source };
-    let length = std::fs::metadata(path).map_err(unreadable)?.len();
-    if length > MAX_FILE_BYTES {
-        return Err(ConfigError::Syntax {
-            path: path.into(),
-            message: format!("{length} bytes are more than a configuration has ({MAX_FILE_BYTES} at most)"),
-        });
-    }
-    parse(path, &std::fs::read_to_string(path).map_err(unreadable)?)
-}
-
-fn parse(path: &Path, text: &str) -> Result<File, ConfigError> {
-    toml::from_str::<File>(text).map_err(|error| {
-        let mut message = error.to_string().trim_end().to_owned();
-        if let Some(hint) = nearest_key(&message) {
-            message.push_str(&format!("\ndid you mean `{hint}`?"));
-        }
-        ConfigError::Syntax { path: path.into(), message }
-    })
-}
-
-/// Keys of the file, for hints.
-const KEYS: [&str; 22] = [
-    "job",
-    "node",
-    "name",
-    "world",
-    "lanes",
-    "slots",
-    "window",
-    "quorum",
-    "access",
-    "timeout_seconds",
-    "on_failure",
-    "memory",
-    "pool",
-    "pool_places",
-    "token_file",
-    "control",
-    "tls_certificate",
-    "tls_key",
-    "pin_dir",
-    "state_dir",
-    "runtime_dir",
-    "keep_attached",
-];
-
-/// Largest number of changed letters in which a mistyped key is still recognised.
-const MAX_TYPING_ERRORS: usize = 2;
-
-/// The key that the one in "unknown field `…`" was perhaps meant to be.
-fn nearest_key(message: &str) -> Option<&'static str> {
-    let wrong = message.split("unknown field `").nth(1)?.split('`').next()?;
-    KEYS.iter()
-        .map(|key| (edit_distance(wrong, key), *key))
-        .filter(|(distance, _)| *distance <= MAX_TYPING_ERRORS)
-        .min()
-        .map(|(_, key)| key)
-}
-
-/// Levenshtein's distance.
-fn edit_distance(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.bytes().enumerate() {
-        let mut diagonal = i;
-        let mut left = i + 1;
-        for (y, cell) in b.bytes().zip(row.iter_mut().skip(1)) {
-            let substituted = diagonal + usize::from(x != y);
-            diagonal = *cell;
-            left = substituted.min(left + 1).min(diagonal + 1);
-            *cell = left;
-        }
-        if let Some(first) = row.first_mut() {
-            *first = i + 1;
-        }
-    }
-    row.last().copied().unwrap_or(0)
-}
-
 /// Checks the values of one job.
 fn check(job: &JobConfig) -> Result<(), ConfigError> {
     let refuse = |key: &'static str, value: String, allowed: String| {
@@ -717,37 +637,6 @@ mod tests {
     }
 
     #[test]
-    fn files_have_defaults_and_no_unknown_keys() {
-        let path = Path::new("jobs.toml");
-        let parsed = parse(path, "[[job]]\nname = \"train\"\nworld = 4\n").unwrap_or_default();
-        assert_eq!(parsed.jobs, vec![job("train")]);
-        let error = parse(path, "[[job]]\nname = \"train\"\nworlds = 4\n").map_err(|e| e.to_string());
-        let message = error.err().unwrap_or_default();
-        assert!(message.contains("worlds") && message.contains("did you mean `world`?"), "{message}");
-        assert!(message.contains("line 3"), "{message}");
-        assert!(parse(path, "[[job]]\nname = \"a\"\nworld = -1\n").is_err());
-        assert!(parse(path, "").is_ok_and(|file| file == File::default()));
-        let node = "[node]\nmemory = \"2MiB\"\nlanes = 832\ntoken_file = \"/x\"\n";
-        let node = parse(path, node).unwrap_or_default().node;
-        assert_eq!((node.memory, node.lanes, node.token_file), (Some(2 << 20), Some(832), Some("/x".into())));
-        let more = "[[job]]\nname = \"a\"\nworld = 2\naccess = \"token\"\ntimeout_seconds = 5\non_failure = \"shrink\"\n";
-        let more = parse(path, more).unwrap_or_default().jobs;
-        let expected = JobConfig {
-            access: Some(Access::Token),
-            timeout_seconds: Some(5.0),
-            on_failure: FailurePolicy::Shrink,
-            ..JobConfig::new("a", 2)
-        };
-        assert_eq!(more, vec![expected]);
-    }
-
-    #[test]
-    fn missing_files_are_named() {
-        let error = read(Path::new("/nonexistent/x.toml")).map_err(|e| e.to_string());
-        assert!(error.is_err_and(|message| message.contains("/nonexistent/x.toml")));
-    }
-
-    #[test]
     fn the_table_holds_the_jobs_and_what_is_allowed() {
         let with = |jobs, memory, lanes| Jobs::with_memory(jobs, memory, lanes);
         let table = |jobs: Result<Jobs, ConfigError>| jobs.map(|jobs| (jobs.slots(), jobs.slot_size())).ok();
@@ -792,12 +681,5 @@ mod tests {
         for wrong in ["", "MiB", "-1", "1.5MiB", "1MB", "99999999999GiB"] {
             assert_eq!(read(wrong), None, "{wrong}");
         }
-    }
-
-    #[test]
-    fn distances() {
-        assert_eq!(edit_distance("kitten", "sitting"), 3);
-        assert_eq!(edit_distance("", "abc"), 3);
-        assert_eq!(edit_distance("lanes", "lanes"), 0);
     }
 }

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use paatp_common::counter::{Counters, Event, Refusal};
 use thiserror::Error;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::signal::unix::Signal;
 use tokio_rustls::TlsAcceptor;
 use tracing::{error, info, warn};
 
 use crate::cli::Run;
-use crate::config::{self, Access, ConfigError, Jobs, NodeConfig};
+use crate::config::{Access, ConfigError, File, Jobs, NodeConfig};
 use crate::control::error::ControlError;
 use crate::control::http::{self, Scope, TlsError};
 use crate::control::listen::{ListenError, listen, parse_address};
@@ -25,6 +25,8 @@ use crate::control::state_file::{Keeper, StateFile};
 use crate::control::token::{self, DEFAULT_TOKEN_FILE, Secret, TokenError};
 use crate::engine::{Aggregator, EngineError, Interface, Options, fitting_lanes, ip_and_udp_bytes};
 use crate::restart;
+use crate::service::{Loop, Service};
+use crate::signals::{Signals, decline_reloads};
 use crate::telemetry::snapshot::{AttachmentStatus, Build};
 use crate::telemetry::{Identity, Telemetry, metrics};
 
@@ -33,15 +35,6 @@ const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Time between two looks at how far the jobs are.
 const TICK_INTERVAL: Duration = Duration::from_millis(250);
-
-/// Exit code if another daemon has the interface.
-const EXIT_TAKEN: u8 = 4;
-
-/// Exit code if pins that cannot be taken over hold the interface.
-const EXIT_HELD: u8 = 5;
-
-/// Exit status after the second signal: 128 and the signal's number, as shells have it.
-const SIGNAL_STATUS: i32 = 128;
 
 /// The daemon cannot start or go on.
 #[derive(Debug, Error)]
@@ -97,51 +90,35 @@ pub enum DaemonError {
     },
 }
 
-impl DaemonError {
-    /// The process's exit code: those that a supervisor should not answer by starting it again at once differ from 1.
-    #[must_use]
-    pub const fn exit_code(&self) -> u8 {
-        match self {
-            DaemonError::Engine(EngineError::Locked { .. }) => EXIT_TAKEN,
-            DaemonError::Engine(EngineError::HeldByPins { .. }) => EXIT_HELD,
-            _ => 1,
-        }
-    }
-}
-
 /// What file and command line ask for.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The jobs and their slots.
     pub jobs: Jobs,
-    /// The node, with the options of the command line in place of the file's.
+    /// The node.
     pub node: NodeConfig,
 }
 
-/// Reads file and command line.
+/// Checks what command line and file ask for together. The file's settings are in `args` already.
 ///
 /// # Errors
 /// If they are not right.
-pub fn plan(args: &Run) -> Result<Plan, DaemonError> {
-    let file = match &args.config {
-        Some(path) => config::read(path)?,
-        None => config::File::default(),
-    };
+pub fn plan(args: &Run, file: &File) -> Result<Plan, DaemonError> {
     let node = NodeConfig {
-        memory: args.memory.or(file.node.memory),
-        pool: args.pool.or(file.node.pool),
-        pool_places: file.node.pool_places,
-        lanes: file.node.lanes,
-        token_file: args.token_file.clone().or(file.node.token_file),
-        control: args.control.clone().or(file.node.control),
-        tls_certificate: args.tls_certificate.clone().or(file.node.tls_certificate),
-        tls_key: args.tls_key.clone().or(file.node.tls_key),
-        pin_dir: args.pin_dir.clone().or(file.node.pin_dir),
-        state_dir: args.state_dir.clone().or(file.node.state_dir),
-        runtime_dir: args.runtime_dir.clone().or(file.node.runtime_dir),
-        keep_attached: Some(args.keep_attached || file.node.keep_attached == Some(true)),
+        memory: args.memory,
+        pool: args.pool,
+        pool_places: args.pool_places,
+        lanes: args.node_lanes,
+        token_file: args.token_file.clone(),
+        control: args.control.clone(),
+        tls_certificate: args.tls_certificate.clone(),
+        tls_key: args.tls_key.clone(),
+        pin_dir: args.pin_dir.clone(),
+        state_dir: args.state_dir.clone(),
+        runtime_dir: args.runtime_dir.clone(),
+        keep_attached: args.keep_attached,
     };
-    let mut list = file.jobs;
+    let mut list = file.jobs.clone();
     list.extend(args.job());
     if u32::from(args.port) + u32::from(args.ports) - 1 > u32::from(u16::MAX) {
         return Err(DaemonError::Ports { port: args.port, ports: args.ports });
@@ -238,19 +215,21 @@ async fn serve(args: &Run, plan: &Plan, object: &[u8]) -> Result<(), DaemonError
         metrics::server::start(address, control.exporter().map_err(DaemonError::Metrics)?)?;
         info!(%address, "metrics");
     }
+    let service = Service::new(TICK_INTERVAL, PACE_INTERVAL, WATCH_INTERVAL);
+    let place = { format!("{} on {}", lock(&engine).attachment().mode(), args.iface) };
+    let status = || format!("{}, {place}", control.in_words());
     tell_ready(&served, &lock(&engine), &listeners);
+    service.ready(&status());
     let result = tokio::select! {
         () = control.clone().serve(listeners, tls) => Ok(()),
-        () = tick(&control) => Ok(()),
-        () = pace(&control) => Ok(()),
-        result = watch(&engine) => result,
+        () = tick(&control, &service, status) => Ok(()),
+        () = pace(&control, &service) => Ok(()),
+        result = watch(&engine, &service) => result,
         () = dump_on_request(args, &engine, &mut signals.dump) => Ok(()),
-        name = signals.end.first() => {
-            info!("{name}: ending");
-            Ok(())
-        }
+        () = decline_reloads(&mut signals.hangup) => Ok(()),
+        () = signals.end.drained(&control, args.drain_timeout, &service) => Ok(()),
     };
-    signals.exit_at_the_next();
+    signals.end.exit_at_the_next();
     let finished = finish(args, plan, &engine, file.as_ref());
     result.and(finished)
 }
@@ -306,31 +285,34 @@ fn tell_ready(jobs: &[JobStatus], engine: &Aggregator, listeners: &[(TcpListener
     }
 }
 
-/// Lets time pass for the jobs.
-async fn tick(control: &Control) {
+/// Lets time pass for the jobs, and tells the service manager that the daemon works.
+async fn tick(control: &Control, service: &Service, status: impl Fn() -> String) {
     let mut ticks = tokio::time::interval(TICK_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         control.tick(Instant::now());
+        service.beat(&status);
     }
 }
 
 /// Stamps windows and gains into answers.
-async fn pace(control: &Control) {
+async fn pace(control: &Control, service: &Service) {
     let mut ticks = tokio::time::interval(PACE_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         control.pace(Instant::now());
+        service.mark(Loop::Pace);
     }
 }
 
 /// Ends with an error when the interface or the program is gone.
-async fn watch(engine: &Engine) -> Result<(), DaemonError> {
+async fn watch(engine: &Engine, service: &Service) -> Result<(), DaemonError> {
     loop {
         tokio::time::sleep(WATCH_INTERVAL).await;
         lock(engine).check_attached()?;
+        service.mark(Loop::Watch);
     }
 }
 
@@ -354,7 +336,7 @@ async fn dump_on_request(args: &Run, engine: &Engine, requests: &mut Signal) {
 /// Takes the program off, or leaves it for the next start; tells what was counted.
 fn finish(args: &Run, plan: &Plan, engine: &Engine, file: Option<&StateFile>) -> Result<(), DaemonError> {
     let mut engine = lock(engine);
-    let keeps = plan.node.keep_attached == Some(true);
+    let keeps = plan.node.keep_attached;
     if keeps && engine.leave() {
         info!("program and tables stay in force for the next start");
     } else {
@@ -396,51 +378,6 @@ fn write_counters(path: &Path, counters: &Counters) -> Result<(), DaemonError> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".new");
     std::fs::write(&temporary, text + "\n").and_then(|()| std::fs::rename(&temporary, path)).map_err(failed)
-}
-
-/// The signals that the daemon heeds.
-struct Signals {
-    end: EndSignals,
-    dump: Signal,
-}
-
-/// Those that end it.
-struct EndSignals {
-    interrupt: Signal,
-    terminate: Signal,
-}
-
-impl Signals {
-    fn new() -> Result<Signals, DaemonError> {
-        let heed =
-            |kind| signal(kind).map_err(|source| DaemonError::System { what: "take over signals", source });
-        let end = EndSignals {
-            interrupt: heed(SignalKind::interrupt())?,
-            terminate: heed(SignalKind::terminate())?,
-        };
-        Ok(Signals { end, dump: heed(SignalKind::user_defined1())? })
-    }
-
-    /// From now on a signal that ends the daemon does so at once.
-    fn exit_at_the_next(mut self) {
-        tokio::spawn(async move {
-            let number = match self.end.first().await {
-                "SIGINT" => libc::SIGINT,
-                _ => libc::SIGTERM,
-            };
-            std::process::exit(SIGNAL_STATUS + number);
-        });
-    }
-}
-
-impl EndSignals {
-    /// Name of the next one.
-    async fn first(&mut self) -> &'static str {
-        tokio::select! {
-            _ = self.interrupt.recv() => "SIGINT",
-            _ = self.terminate.recv() => "SIGTERM",
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,118 +1,100 @@
-//! The `paatp` program. Exit codes: 0 all went well, 1 it failed, 2 it was called wrongly; `paatp run` has more
-//! ([`DaemonError::exit_code`]).
+//! The `paatp` program. What its exit statuses mean: [`paatp_user::exit`].
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::process::ExitCode;
 
-use anyhow::{Context, Error};
-use clap::Parser;
+use anyhow::Error;
 use paatp_user::cleanup;
-use paatp_user::cli::{Allreduce, Cleanup, Cli, Command, Job, ListFormat, Metrics, MetricsAction, Run};
+use paatp_user::cli::{Allreduce, Cleanup, Command, Job, ListFormat, Metrics, MetricsAction, Run};
 use paatp_user::client;
-use paatp_user::daemon::{self, DaemonError};
+use paatp_user::config::File;
+use paatp_user::daemon;
 use paatp_user::doctor::{self, Doctor};
+use paatp_user::exit::Exit;
+use paatp_user::log::{self, LogFormat, Speaker};
 use paatp_user::object::OBJECT;
+use paatp_user::settings::{self, Config, ConfigAction, Parsed, SettingsError};
 use paatp_user::sim::{self, Sim};
 use paatp_user::telemetry::metrics;
 use paatp_user::worker;
-use tracing_subscriber::EnvFilter;
-
-/// Called wrongly, as clap has it.
-const USAGE: u8 = 2;
-
-/// Log filter unless told otherwise: life-cycle for the daemon, only trouble for a worker.
-const RUN_FILTER: &str = "info";
-const WORKER_FILTER: &str = "warn";
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    let default = match cli.command {
-        Command::Run(_) => RUN_FILTER,
-        Command::Allreduce(_)
-        | Command::Job(_)
-        | Command::Sim(_)
-        | Command::Metrics(_)
-        | Command::Doctor(_)
-        | Command::Cleanup(_)
-        | Command::SetupQueues(_) => WORKER_FILTER,
-    };
-    let result = start_log(cli.log.as_deref().unwrap_or(default)).map_err(Failure::usage).and_then(|()| {
-        match &cli.command {
-            Command::Run(args) => run(args),
-            Command::Allreduce(args) => allreduce(args),
-            Command::Sim(args) => simulate(args),
-            Command::Job(args) => job(args),
-            Command::Metrics(args) => list_metrics(args),
-            Command::Doctor(args) => return examine(args),
-            Command::Cleanup(args) => clean(args),
-            Command::SetupQueues(args) => {
-                doctor::setup_queues(args, &mut std::io::stdout().lock()).map_err(Failure::from)
-            }
+    let parsed = match settings::parse(std::env::args_os()) {
+        Ok(parsed) => parsed,
+        Err(SettingsError::Usage(error)) => error.exit(),
+        Err(error) => {
+            log::tell(&error.into(), LogFormat::Text);
+            return Exit::Usage.into();
         }
-        .map(|()| ExitCode::SUCCESS)
-    });
-    match result {
+    };
+    let speaker = match parsed.cli.command {
+        Command::Run(_) => Speaker::Daemon,
+        _ => Speaker::Command,
+    };
+    let format = match log::start(&parsed.cli.log, speaker) {
+        Ok(format) => format,
+        Err(error) => {
+            log::tell(&error, LogFormat::Text);
+            return Exit::Usage.into();
+        }
+    };
+    match carry_out(&parsed) {
         Ok(code) => code,
         Err(failure) => {
-            tell(&failure.error);
-            ExitCode::from(failure.code)
+            log::tell(&failure.error, format);
+            failure.exit.into()
         }
     }
 }
 
-/// An error with its exit code.
+fn carry_out(parsed: &Parsed) -> Result<ExitCode, Failure> {
+    match &parsed.cli.command {
+        Command::Run(args) => run(args, &parsed.file),
+        Command::Allreduce(args) => allreduce(args),
+        Command::Sim(args) => simulate(args),
+        Command::Job(args) => job(args),
+        Command::Metrics(args) => list_metrics(args),
+        Command::Doctor(args) => return examine(args),
+        Command::Cleanup(args) => clean(args),
+        Command::SetupQueues(args) => {
+            doctor::setup_queues(args, &mut std::io::stdout().lock()).map_err(Failure::from)
+        }
+        Command::Config(args) => config(args, parsed),
+    }
+    .map(|()| ExitCode::SUCCESS)
+}
+
+/// An error with its exit status.
 struct Failure {
     error: Error,
-    code: u8,
+    exit: Exit,
 }
 
 impl Failure {
     fn usage(error: Error) -> Failure {
-        Failure { error, code: USAGE }
+        Failure { error, exit: Exit::Usage }
     }
 }
 
 impl<E: Into<Error>> From<E> for Failure {
     fn from(error: E) -> Failure {
-        Failure { error: error.into(), code: 1 }
+        Failure { error: error.into(), exit: Exit::Failure }
     }
 }
 
-/// Logs go to standard error.
-fn start_log(filter: &str) -> Result<(), Error> {
-    let filter = EnvFilter::builder().parse(filter).with_context(|| {
-        format!("--log {filter} is no filter; write for example info or paatp_user=debug")
-    })?;
-    let terminal =
-        std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(terminal)
-        .with_target(false)
-        .init();
+fn run(args: &Run, file: &File) -> Result<(), Failure> {
+    let result = daemon::plan(args, file).and_then(|plan| daemon::run(args, &plan, OBJECT));
+    result.map_err(|error| Failure { exit: Exit::of_daemon(&error), error: error.into() })
+}
+
+fn config(args: &Config, parsed: &Parsed) -> Result<(), Failure> {
+    let text = match &args.action {
+        ConfigAction::Check { file } => settings::check(file),
+        ConfigAction::Dump(run) => settings::dump(parsed, run),
+    };
+    let text = text.map_err(|error| Failure::usage(error.into()))?;
+    let _ = std::io::stdout().lock().write_all(text.as_bytes());
     Ok(())
-}
-
-/// Prints an error and its causes, one per line.
-fn tell(error: &Error) {
-    let mut out = std::io::stderr().lock();
-    let _ = writeln!(out, "error: {error}");
-    let mut last = error.to_string();
-    for cause in error.chain().skip(1) {
-        let text = cause.to_string();
-        // Some libraries repeat their cause in their own words.
-        if !last.contains(&text) {
-            let _ = writeln!(out, "  cause: {text}");
-        }
-        last = text;
-    }
-}
-
-fn run(args: &Run) -> Result<(), Failure> {
-    let plan = daemon::plan(args).map_err(|error| Failure::usage(error.into()))?;
-    daemon::run(args, &plan, OBJECT)
-        .map_err(|error: DaemonError| Failure { code: error.exit_code(), error: error.into() })
 }
 
 fn clean(args: &Cleanup) -> Result<(), Failure> {

@@ -20,6 +20,8 @@ use crate::reference::{Chunking, Reduction};
 
 /// Port of control server and data plane.
 pub const PORT: u16 = 20545;
+/// Says how `paatp` logs. Tests of the log remove it from the command.
+pub const LOG_FORMAT: &str = "PAATP_LOG_FORMAT";
 /// What `paatp run` begins a line with once workers may join.
 const READY: &str = "ready:";
 /// Longest wait for that line: loading includes the verifier's walk, beside everything else that tests do.
@@ -112,6 +114,10 @@ impl Process {
     /// Where it cannot be started.
     pub fn spawn(name: impl Into<String>, mut command: Command) -> Result<Process> {
         let name = name.into();
+        // What is looked for is text, and the daemon would write JSON into a pipe.
+        if !command.get_envs().any(|(key, _)| key == LOG_FORMAT) {
+            command.env(LOG_FORMAT, "text");
+        }
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -310,6 +316,10 @@ impl AggregatorOptions {
         if !self.more.iter().any(|arg| arg == "--memory") {
             // No slots but the job's: tests that damage slots are to hit those in use.
             args.extend(["--memory".into(), "0".into()]);
+        }
+        if !self.more.iter().any(|arg| arg == "--drain-timeout") {
+            // Nobody waits for workers that were killed.
+            args.extend(["--drain-timeout".into(), "0".into()]);
         }
         args.extend(self.more.iter().cloned());
         args

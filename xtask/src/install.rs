@@ -1,4 +1,4 @@
-//! The two things that `setup` can do: install Debian packages and build bpf-linker.
+//! What `setup` and `dist` can do: install Debian packages, build bpf-linker and cargo-deb.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -67,6 +67,16 @@ pub fn linker(workspace: &Workspace, llvm_major: u32) -> Result<()> {
             "The messages above say why. If a download failed, repeat `cargo xtask setup`; if a library \
              was not found, check that the packages shown by `cargo xtask setup --check` are complete.",
         )
+    })
+}
+
+/// Builds cargo-deb into a folder of its own.
+pub fn cargo_deb(workspace: &Workspace, root: &Path, version: &str) -> Result<()> {
+    twice(|| {
+        let mut command = workspace.cargo("install");
+        command.args(["cargo-deb", "--version", version, "--locked", "--force", "--no-default-features"]);
+        command.arg("--root").arg(root).env_remove("CARGO_TARGET_DIR");
+        process::run(&mut command, "The messages above say why; if a download failed, repeat this.")
     })
 }
 

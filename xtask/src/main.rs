@@ -13,6 +13,8 @@
 
 mod bpf;
 mod ci;
+mod dist;
+mod dist_check;
 mod install;
 mod launch;
 mod machine;
@@ -87,6 +89,18 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
+    /// Write what the code decides into unit file, manifests and documentation
+    Codegen {
+        /// Change nothing, fail if something would change
+        #[arg(long)]
+        check: bool,
+    },
+    /// Build what is given to others into `target/dist`: program, Debian package, man pages, completions, unit
+    Dist {
+        /// `check`: then install, start, upgrade, remove and purge the package in a chroot
+        #[arg(value_parser = ["check"])]
+        action: Option<String>,
+    },
     /// Everything CI runs, in CI's order
     Ci,
     /// Fuzz one target of `fuzz/` with cargo-fuzz (needs a nightly tool chain)
@@ -129,6 +143,9 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Verify { args } => return launch::replace(&workspace, "verify", &args),
         Task::Run { args } => return launch::replace(&workspace, "playground", &args),
         Task::Bench { name, args } => return launch::replace(&workspace, &format!("bench-{name}"), &args),
+        Task::Codegen { check } => dist::codegen(&workspace, check)?,
+        Task::Dist { action: None } => drop(dist::build(&workspace)?),
+        Task::Dist { action: Some(_) } => dist_check::run(&workspace)?,
         Task::Ci => return ci::run(&workspace),
         Task::Fuzz { target, args } => return launch::fuzz(&workspace, &target, &args),
     }

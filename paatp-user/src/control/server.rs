@@ -361,7 +361,7 @@ impl Control {
     }
 
     /// Takes nothing new, or does again; whoever waits is told.
-    pub(super) fn drain(&self, draining: bool) {
+    pub fn drain(&self, draining: bool) {
         let mut inner = self.lock();
         let waiters = inner.membership.set_draining(draining);
         inner.keep();
@@ -412,6 +412,25 @@ impl Control {
             node.pool_slots_in_use = tables.pool_in_use()?;
         }
         Ok(node)
+    }
+
+    /// Jobs of which a generation runs.
+    #[must_use]
+    pub fn running_jobs(&self) -> usize {
+        self.lock().membership.running().len()
+    }
+
+    /// Jobs and ranks in a line, for a service manager's status.
+    #[must_use]
+    pub fn in_words(&self) -> String {
+        let inner = self.lock();
+        let (jobs, running) = (inner.membership.list(), inner.membership.running());
+        let ranks = |worlds: &mut dyn Iterator<Item = u8>| worlds.map(u32::from).sum::<u32>();
+        let at_work = ranks(&mut running.iter().map(|(_, entry)| entry.world));
+        let waiting: usize = jobs.iter().map(|job| job.waiting_ranks.len()).sum();
+        let all = ranks(&mut jobs.iter().map(|job| job.world));
+        let (known, run) = (jobs.len(), running.len());
+        format!("{known} jobs, {run} run: {at_work} of {all} ranks at work, {waiting} waiting")
     }
 
     /// One job with its ranks.

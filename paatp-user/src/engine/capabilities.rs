@@ -1,4 +1,37 @@
-//! Which privileges this process has, to tell a missing one from other causes.
+//! Which privileges the aggregator needs, and which this process has, to tell a missing one from other causes.
+
+/// A capability that `paatp run` needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Requirement {
+    /// As `capabilities(7)` calls it.
+    pub name: &'static str,
+    /// What for.
+    pub purpose: &'static str,
+    /// Its number in `linux/capability.h`.
+    bit: u32,
+}
+
+impl Requirement {
+    /// As Kubernetes and Docker call it.
+    #[must_use]
+    pub fn short_name(&self) -> &'static str {
+        self.name.trim_start_matches("CAP_")
+    }
+}
+
+const BPF: Requirement =
+    Requirement { name: "CAP_BPF", purpose: "create the tables and load the XDP program", bit: 39 };
+const NET_ADMIN: Requirement = Requirement {
+    name: "CAP_NET_ADMIN",
+    purpose: "attach the program to the interface, and see that it stays attached",
+    bit: 12,
+};
+
+/// All that `paatp run` needs. Unit file, manifests and documentation are made from this list (`cargo xtask codegen`).
+pub const REQUIRED: [Requirement; 2] = [BPF, NET_ADMIN];
+
+/// Includes [`BPF`].
+const SYS_ADMIN_BIT: u32 = 21;
 
 /// Capabilities that loading and attaching depend on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -8,11 +41,6 @@ pub struct Capabilities {
     /// `CAP_NET_ADMIN`.
     pub net_admin: bool,
 }
-
-/// Bit numbers of `linux/capability.h`.
-const NET_ADMIN: u32 = 12;
-const SYS_ADMIN: u32 = 21;
-const BPF: u32 = 39;
 
 impl Capabilities {
     /// Those in force in this process; none where `/proc` cannot tell.
@@ -26,14 +54,14 @@ impl Capabilities {
         let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
         let set = line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0);
         let has = |bit: u32| set >> bit & 1 == 1;
-        Capabilities { bpf: has(BPF) || has(SYS_ADMIN), net_admin: has(NET_ADMIN) }
+        Capabilities { bpf: has(BPF.bit) || has(SYS_ADMIN_BIT), net_admin: has(NET_ADMIN.bit) }
     }
 
     /// Names of those that are missing.
     #[must_use]
     pub fn missing(self) -> Vec<&'static str> {
-        let wanted = [(self.bpf, "CAP_BPF"), (self.net_admin, "CAP_NET_ADMIN")];
-        wanted.into_iter().filter(|(has, _)| !has).map(|(_, name)| name).collect()
+        let wanted = [(self.bpf, BPF), (self.net_admin, NET_ADMIN)];
+        wanted.into_iter().filter(|(has, _)| !has).map(|(_, capability)| capability.name).collect()
     }
 }
 
@@ -50,6 +78,6 @@ mod tests {
         assert_eq!(set("0000000000001000"), ["CAP_BPF"]);
         assert_eq!(set("0000008000000000"), ["CAP_NET_ADMIN"]);
         assert_eq!(set("0000000000201000"), Vec::<&str>::new());
-        assert_eq!(Capabilities::parse("nothing").missing().len(), 2);
+        assert_eq!(Capabilities::parse("nothing").missing(), REQUIRED.map(|capability| capability.name));
     }
 }

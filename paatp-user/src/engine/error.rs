@@ -85,6 +85,8 @@ pub enum EngineError {
         why: String,
         /// What to do next.
         advice: String,
+        /// Somebody else is there already.
+        taken: bool,
     },
     /// A table of the loaded program cannot be read or written.
     #[error(
@@ -182,7 +184,8 @@ pub fn explain(step: Step, number: Option<i32>, context: &Context) -> EngineErro
     if !cause.is_empty() {
         let _ = write!(why, ": {cause}");
     }
-    EngineError::Refused { what, why, advice }
+    let taken = matches!((step, number), (Step::Attach { .. }, Some(libc::EBUSY | libc::EEXIST)));
+    EngineError::Refused { what, why, advice, taken }
 }
 
 fn explain_load(number: Option<i32>, step: Step, context: &Context) -> (String, String) {

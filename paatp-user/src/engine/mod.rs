@@ -17,7 +17,7 @@ mod reader;
 
 pub use aggregator::{Aggregator, Options, ProgressSnapshot, RankProgress, Truth, check_program};
 pub use attach::{AttachedBy, AttachedMode, Attachment};
-pub use capabilities::Capabilities;
+pub use capabilities::{Capabilities, REQUIRED, Requirement};
 pub use error::{EngineError, NATIVE_MTU};
 pub(crate) use error::{error_number, verifier_log};
 pub use interface::{Interface, InterfaceError, fitting_lanes, ip_and_udp_bytes, names, owner_of};
