@@ -17,6 +17,8 @@ use crate::control::DEFAULT_PORT;
 use crate::doctor::{self, Doctor, SetupQueues};
 use crate::duration;
 use crate::log::LogArgs;
+use crate::look::status::{self, Status};
+use crate::look::top::{self, Top};
 use crate::settings::{self, Config};
 use crate::signals;
 use crate::sim::{self, Sim};
@@ -135,6 +137,12 @@ pub enum Command {
     Job(Job),
     /// The metrics that an aggregator exports.
     Metrics(Metrics),
+    /// Show how an aggregator and its jobs do, who waits for whom and since when.
+    #[command(after_help = status::AFTER_HELP)]
+    Status(Status),
+    /// The same, live, with the last minutes of each rank.
+    #[command(after_help = top::AFTER_HELP)]
+    Top(Top),
     /// What keeps `paatp run` from running well here: looks at everything it depends on, says why and what mends it.
     #[command(after_help = doctor::AFTER_DOCTOR)]
     Doctor(Doctor),
@@ -178,7 +186,7 @@ pub enum ListFormat {
 }
 
 /// A path that may be empty, to say "none".
-fn maybe_file() -> impl TypedValueParser<Value = PathBuf> {
+pub(crate) fn maybe_file() -> impl TypedValueParser<Value = PathBuf> {
     OsStringValueParser::new().map(PathBuf::from)
 }
 

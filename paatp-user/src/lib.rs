@@ -1,5 +1,5 @@
 //! The library of the `paatp` program: loads and attaches the XDP engine ([`engine`]), keeps jobs and their members
-//! ([`control`]), shows how they fare ([`telemetry`]), manages them from elsewhere ([`client`]), takes part in a job as a worker ([`worker`]), and says what is
+//! ([`control`]), shows how they fare ([`telemetry`], [`page`]), manages them from elsewhere ([`client`]), takes part in a job as a worker ([`worker`]), and says what is
 //! wrong with a machine ([`doctor`]).
 
 pub mod cleanup;
@@ -13,7 +13,9 @@ pub mod duration;
 pub mod engine;
 pub mod exit;
 pub mod log;
+pub mod look;
 pub mod object;
+pub mod page;
 pub mod restart;
 mod service;
 pub mod settings;

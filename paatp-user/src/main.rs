@@ -12,6 +12,7 @@ use paatp_user::daemon;
 use paatp_user::doctor::{self, Doctor};
 use paatp_user::exit::Exit;
 use paatp_user::log::{self, LogFormat, Speaker};
+use paatp_user::look;
 use paatp_user::object::OBJECT;
 use paatp_user::settings::{self, Config, ConfigAction, Parsed, SettingsError};
 use paatp_user::sim::{self, Sim};
@@ -53,6 +54,8 @@ fn carry_out(parsed: &Parsed) -> Result<ExitCode, Failure> {
         Command::Allreduce(args) => allreduce(args),
         Command::Sim(args) => simulate(args),
         Command::Job(args) => job(args),
+        Command::Status(args) => return look::status::run(args).map_err(Failure::from),
+        Command::Top(args) => return look::top::run(args).map_err(Failure::from),
         Command::Metrics(args) => list_metrics(args),
         Command::Doctor(args) => return examine(args),
         Command::Cleanup(args) => clean(args),

@@ -6,6 +6,7 @@
 
 pub mod audit;
 pub mod bed;
+pub mod browser;
 pub mod disturbance;
 pub mod exposition;
 pub mod gradients;

@@ -101,6 +101,13 @@ enum Task {
         #[arg(value_parser = ["check"])]
         action: Option<String>,
     },
+    /// Take docs/images/status.png anew: the status page of an aggregator at work (arguments go to `screenshot`)
+    #[command(disable_help_flag = true)]
+    Screenshot {
+        /// Arguments for `screenshot`
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
     /// Everything CI runs, in CI's order
     Ci,
     /// Fuzz one target of `fuzz/` with cargo-fuzz (needs a nightly tool chain)
@@ -146,6 +153,8 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Codegen { check } => dist::codegen(&workspace, check)?,
         Task::Dist { action: None } => drop(dist::build(&workspace)?),
         Task::Dist { action: Some(_) } => dist_check::run(&workspace)?,
+    },
+        Task::Screenshot { args } => return launch::replace(&workspace, "screenshot", &args),
         Task::Ci => return ci::run(&workspace),
         Task::Fuzz { target, args } => return launch::fuzz(&workspace, &target, &args),
     }

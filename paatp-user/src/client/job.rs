@@ -92,8 +92,7 @@ struct Versioned<T> {
 /// # Errors
 /// What failed, why and what to do.
 pub fn run(args: &Job) -> Result<String, JobError> {
-    let endpoint = Endpoint::resolve(&args.control)?;
-    let api = Api { server: Server::new(endpoint, &credentials(&args.credentials))?, json: args.json };
+    let api = Api::open(&args.control, &credentials(&args.credentials), args.json)?;
     match &args.action {
         JobAction::Create(create) => api.create(create),
         JobAction::List => {
@@ -146,12 +145,24 @@ const fn wanted(sync: &JobSync) -> Sync {
     }
 }
 
-struct Api {
+/// The API of one aggregator.
+pub(crate) struct Api {
     server: Server,
     json: bool,
 }
 
 impl Api {
+    /// Resolves the address and reads the files.
+    pub(crate) fn open(control: &str, credentials: &Credentials, json: bool) -> Result<Api, JobError> {
+        let endpoint = Endpoint::resolve(control)?;
+        Ok(Api { server: Server::new(endpoint, credentials)?, json })
+    }
+
+    /// Where it is.
+    pub(crate) fn place(&self) -> String {
+        self.server.endpoint().to_string()
+    }
+
     fn create(&self, create: &JobCreate) -> Result<String, JobError> {
         let config = JobConfig {
             lanes: create.lanes,
@@ -182,7 +193,7 @@ impl Api {
         self.print(&created, || words)
     }
 
-    fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, JobError> {
+    pub(crate) fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, JobError> {
         let body = self.ask(Method::GET, path, None::<&()>)?;
         self.read(200, &body)
     }

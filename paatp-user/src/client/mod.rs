@@ -21,8 +21,8 @@ use crate::cli::Credentials;
 use crate::control::token::{self, TokenError};
 use crate::worker::Endpoint;
 
-/// Largest answer, in bytes: 64 jobs with all their ranks' numbers need about 100 KiB.
-const MAX_ANSWER_BYTES: u64 = 1 << 20;
+/// Largest answer, in bytes: 64 jobs of 64 ranks with all that can be seen of them need 1.2 MiB.
+const MAX_ANSWER_BYTES: u64 = 4 << 20;
 
 /// Token or certificates cannot be used.
 #[derive(Debug, Error)]

@@ -22,6 +22,7 @@ use utoipa_axum::routes;
 
 use crate::config::JobConfig;
 
+use crate::page;
 use crate::telemetry::history::Series;
 use crate::telemetry::metrics::server;
 use crate::telemetry::snapshot::Snapshot;
@@ -96,6 +97,7 @@ pub(super) fn parts() -> (Router<Control>, utoipa::openapi::OpenApi) {
 pub(super) fn router(control: Control) -> Router {
     parts()
         .0
+        .merge(page::router())
         .fallback(|| async { ControlError::NotFound })
         .method_not_allowed_fallback(|| async { ControlError::BadMethod })
         .with_state(control)

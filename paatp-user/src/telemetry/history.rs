@@ -13,6 +13,9 @@ pub const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 /// Samples kept of each job: five minutes. All 64 jobs with 64 ranks each take 10 MiB.
 pub const SAMPLES: usize = 300;
 
+/// Samples that a rate is the mean of: five seconds, so that it can be read while it moves.
+const RATE_SAMPLES: usize = 5;
+
 /// Chunks that a rank moved between two samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Step {
@@ -61,6 +64,21 @@ impl History {
     #[must_use]
     pub fn last_at(&self) -> Option<Duration> {
         self.at.back().map(|at| Duration::from_millis(*at))
+    }
+
+    /// Contributions and acknowledgements of each rank, in chunks a second, over the last five seconds.
+    pub fn rates(&self) -> impl Iterator<Item = (f64, f64)> {
+        // The first sample of all counts from zero, over a time that nobody knows.
+        let steps = self.at.len().saturating_sub(1).min(RATE_SAMPLES);
+        let moment = |back: usize| self.at.iter().rev().nth(back).copied().unwrap_or(0);
+        let seconds = moment(0).saturating_sub(moment(steps)) as f64 / 1e3;
+        let rate = move |chunks: u64| if seconds > 0.0 { chunks as f64 / seconds } else { 0.0 };
+        self.ranks.iter().map(move |all| {
+            let last = || all.iter().rev().take(steps);
+            let contributed = last().map(|step| u64::from(step.contributed)).sum();
+            let acknowledged = last().map(|step| u64::from(step.acknowledged)).sum();
+            (rate(contributed), rate(acknowledged))
+        })
     }
 
     /// The samples from number `since` on, as far as they are still kept.
@@ -138,6 +156,21 @@ mod tests {
         assert_eq!((new.first, new.ranks[0].contributed.as_slice()), (299, &[3, 3][..]));
         let none = history.series("j", 352, u64::MAX);
         assert_eq!((none.first, none.next, none.uptime_seconds.len()), (301, 301, 0));
+    }
+
+    #[test]
+    fn rates_are_means_of_the_last_seconds() {
+        let mut history = History::default();
+        assert_eq!(history.rates().count(), 0);
+        history.sample(Duration::from_secs(1), &[(1000, 900), (0, 0)]);
+        assert_eq!(history.rates().collect::<Vec<_>>(), [(0.0, 0.0); 2], "one sample has no length");
+        for (second, total) in [(2, 1100), (4, 1400)] {
+            history.sample(Duration::from_secs(second), &[(total, total - 100), (0, 6)]);
+        }
+        let rates: Vec<_> = history.rates().collect();
+        assert_eq!(rates, [(400.0 / 3.0, 400.0 / 3.0), (0.0, 2.0)]);
+        (5..=10).for_each(|second| history.sample(Duration::from_secs(second), &[(1400, 1300), (0, 6)]));
+        assert_eq!(history.rates().collect::<Vec<_>>(), [(0.0, 0.0); 2], "forgotten after five samples");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! any lock ([`read`]), then adds what only time tells ([`ledger`]). The core loop does the same four times a second, so
 //! that totals survive wraps and the times of standstills are known.
 
+pub mod health;
 pub mod history;
 pub mod ledger;
 pub mod metrics;
@@ -25,6 +26,7 @@ use crate::control::membership::{Facts, JobFacts};
 use crate::control::protocol::CounterReport;
 use crate::engine::EngineError;
 
+use health::Health;
 use history::Series;
 use ledger::{JobLedger, Ledger};
 use read::{Reading, View};
@@ -157,7 +159,7 @@ impl Telemetry {
         });
         let (now, unix) = (Instant::now(), SystemTime::now());
         let unix = unix.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        Snapshot {
+        let mut snapshot = Snapshot {
             schema_version: SCHEMA_VERSION,
             unix_seconds: unix.as_secs_f64(),
             uptime_seconds: now.saturating_duration_since(*start).as_secs_f64(),
@@ -169,7 +171,10 @@ impl Telemetry {
             counters: CounterReport::of(&counters),
             jobs,
             problems,
-        }
+            health: Health::default(),
+        };
+        snapshot.health = health::judge(&snapshot);
+        snapshot
     }
 }
 
@@ -183,6 +188,8 @@ fn job_snapshot(
     let expected = if status.generation.is_some() { entry.expected } else { 0 };
     let lags = reading.map(|reading| lags(expected, &reading.records)).unwrap_or_default();
     let lag = |rank: u8| lags.get(usize::from(rank)).copied().unwrap_or(0);
+    let rates: Vec<(f64, f64)> = ledger.history().rates().collect();
+    let rate = |rank: u8| rates.get(usize::from(rank)).copied().unwrap_or_default();
     let ranks = (0..status.world).zip(ledger.totals()).map(|(rank, totals)| RankSnapshot {
         rank,
         state: rank_state(facts, rank),
@@ -191,9 +198,12 @@ fn job_snapshot(
         acknowledged: totals.acknowledged,
         marks: totals.marks,
         busy: totals.busy,
+        chunks_per_second: rate(rank).0,
         lag_chunks: lag(rank),
+        straggler: false,
         in_the_way_seconds: ledger.in_the_way(now, rank).map(|time| time.as_secs_f64()),
     });
+    let counting = || (0..status.world).filter(|rank| expected >> rank & 1 == 1);
     let ranks_in = |bits: u64| (0..status.world).filter(|rank| bits >> rank & 1 == 1).collect();
     let open = ledger.open(now).filter(|_| status.generation.is_some());
     let slots_in_use = match status.generation {
@@ -204,6 +214,7 @@ fn job_snapshot(
         status: status.clone(),
         forming_seconds: ledger.forming(now).map(|time| time.as_secs_f64()),
         completed_chunks: ledger.completed(),
+        chunks_per_second: counting().map(|rank| rate(rank).1).reduce(f64::min).unwrap_or(0.0),
         slots_in_use,
         oldest_open_slot: open.map(|(open, age)| OpenSlot {
             chunk: open.seq.0,
@@ -211,11 +222,16 @@ fn job_snapshot(
             contributors: ranks_in(open.bits),
             missing_ranks: ranks_in(expected & !open.bits),
         }),
-        lag_chunks: (0..status.world).filter(|rank| expected >> rank & 1 == 1).map(lag).max().unwrap_or(0),
+        lag_chunks: counting().map(lag).max().unwrap_or(0),
         ranks: ranks.collect(),
         stall: None,
     };
     job.stall = stall::find(&job);
+    for rank in stall::stragglers(&job) {
+        if let Some(rank) = job.ranks.get_mut(usize::from(rank)) {
+            rank.straggler = true;
+        }
+    }
     job
 }
 

@@ -6,6 +6,7 @@ use utoipa::ToSchema;
 
 use crate::control::protocol::{CounterReport, JobStatus, NodeStatus};
 
+use super::health::Health;
 use super::stall::Stall;
 
 /// Version of [`Snapshot`] and [`Series`](super::history::Series). New fields may be added within one.
@@ -36,6 +37,8 @@ pub struct Snapshot {
     pub jobs: Vec<JobSnapshot>,
     /// What could not be read, in words.
     pub problems: Vec<String>,
+    /// All of this as one judgement.
+    pub health: Health,
 }
 
 /// What a program was built from.
@@ -79,6 +82,8 @@ pub struct JobSnapshot {
     pub forming_seconds: Option<f64>,
     /// Chunks whose results every rank has acknowledged, in all generations.
     pub completed_chunks: u64,
+    /// Results that every rank acknowledged, in chunks a second, over the last five seconds.
+    pub chunks_per_second: f64,
     /// Slots that hold something which not every rank has acknowledged; none if not counted.
     pub slots_in_use: Option<u32>,
     /// The first chunk that has contributions and needs more.
@@ -140,8 +145,12 @@ pub struct RankSnapshot {
     pub marks: u64,
     /// Its contributions that were refused as too far ahead of the slowest rank (BUSY).
     pub busy: u64,
+    /// Chunks that it contributes a second, over the last five seconds.
+    pub chunks_per_second: f64,
     /// How far it is behind the first rank of the generation, in chunks.
     pub lag_chunks: u32,
+    /// The others wait for it just now: half a window behind, or held up for longer than a second.
+    pub straggler: bool,
     /// How long it has stood lowest without moving while somebody is ahead, in seconds. Exact to a quarter of a second.
     pub in_the_way_seconds: Option<f64>,
 }

@@ -34,6 +34,22 @@ pub fn find(job: &JobSnapshot) -> Option<Stall> {
     (stall.seconds >= STALL_AFTER.as_secs_f64()).then_some(stall)
 }
 
+/// Ranks that the others wait for, be it for a moment. A rank may be a window ahead of the sums that it has; whoever is
+/// first can so get a window ahead of the slowest. One that is half a window behind makes the others wait; less is
+/// the usual to and fro.
+#[must_use]
+pub fn stragglers(job: &JobSnapshot) -> Vec<u8> {
+    let window = u32::from(job.status.window);
+    let is_far_behind = |lag: u32| lag > 0 && lag.saturating_mul(2) >= window;
+    let behind = job.ranks.iter().filter(|rank| rank.state == RankState::Member);
+    let mut ranks: Vec<u8> =
+        behind.filter(|rank| is_far_behind(rank.lag_chunks)).map(|rank| rank.rank).collect();
+    ranks.extend(job.stall.iter().flat_map(|stall| &stall.missing_ranks));
+    ranks.sort_unstable();
+    ranks.dedup();
+    ranks
+}
+
 fn words(seconds: f64) -> Span {
     Span(Duration::try_from_secs_f64(seconds).unwrap_or_default())
 }
