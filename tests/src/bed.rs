@@ -11,6 +11,7 @@ use aya::{Ebpf, EbpfLoader, Pod};
 use paatp_common::counter::{Counters, Event, Refusal};
 use paatp_common::job::{JobEntry, Node, RankEntry, mapped};
 use paatp_common::limits::{LANES_PER_BLOCK, MAX_RANKS, STANDARD_BLOCKS};
+use paatp_common::pool::{K_MAX, Pool};
 use paatp_common::seq::Seq;
 use paatp_common::tag::rank_key;
 use paatp_common::wire::{Chunk, ElementType, Header, Kind, Operation, Request, flags};
@@ -60,6 +61,8 @@ pub struct Setup {
     pub ranks: u8,
     /// Answers carry the result of the chunk before; else they are cut to the header.
     pub with_results: bool,
+    /// The slots are a pool, and the job shares it.
+    pub is_shared: bool,
 }
 
 /// A loaded object with one job.
@@ -78,7 +81,9 @@ impl Bed {
         let object = std::fs::read(crate::lab::lab_object())
             .context("reading lab.bpf.o; `cargo xtask build` makes it")?;
         let wide = setup.lanes as usize > STANDARD_BLOCKS * LANES_PER_BLOCK;
-        let (standard_slots, wide_slots) = if wide { (1, setup.slots) } else { (setup.slots, 1) };
+        // In a pool the job has one more of its own.
+        let slots = setup.slots + u32::from(setup.is_shared);
+        let (standard_slots, wide_slots) = if wide { (1, slots) } else { (slots, 1) };
         let mut ebpf = EbpfLoader::new()
             .map_max_entries("SLOTS", standard_slots)
             .map_max_entries("WIDE_SLOTS", wide_slots)
@@ -89,6 +94,7 @@ impl Bed {
         set(&mut ebpf, "FEED", 0, feed)?;
         let mut node = Node { port_base: PORT, port_count: 1, ..Node::default() };
         node.local[0] = mapped(DESTINATION);
+        node.pool = Pool { first: 0, slots: setup.slots };
         set(&mut ebpf, "NODE", 0, node)?;
         for rank in 0..u32::from(setup.ranks) {
             let entry =
@@ -102,6 +108,8 @@ impl Bed {
             lanes: setup.lanes,
             window: u16::try_from(setup.slots / 2).unwrap_or(u16::MAX),
             world: setup.ranks,
+            first_slot: if setup.is_shared { setup.slots } else { 0 },
+            k: if setup.is_shared { K_MAX } else { 0 },
             ..JobEntry::default()
         };
         set(&mut ebpf, "JOBS", 0, job)?;

@@ -1,8 +1,10 @@
 //! Joining, waiting, losing ranks: over real sockets on loopback, with tables in memory.
 
 use super::*;
+use crate::config::{MemoryKind, NodeConfig};
+use crate::control::pacing::PACE_INTERVAL;
 use crate::control::protocol::{JobList, JobState, PROTOCOL};
-use crate::control::testing::{Server, problem, send, send_as, server};
+use crate::control::testing::{Server, control_of, problem, send, send_as, server};
 use crate::engine::RankProgress;
 use paatp_common::Seq;
 use std::time::Duration;
@@ -225,6 +227,43 @@ fn jobs_that_run_are_paced() {
     let installed =
         server.tables(|tables| tables.installed.last().map(|f| (f.entry.generation, f.entry.granted)));
     assert_eq!(installed, Some((next.generation, 0)));
+}
+
+/// Of two jobs in a pool that holds both up, the one with more goodput gets fewer places.
+#[test]
+fn places_in_the_pool_are_tuned() {
+    let node = NodeConfig { memory: Some(0), pool: Some(256 * 1472), ..NodeConfig::default() };
+    let shared = |name| JobConfig { memory: MemoryKind::Shared, ..JobConfig::new(name, 1) };
+    let (control, tables) = control_of(vec![shared("a"), shared("b")], &node);
+    for name in ["a", "b"] {
+        let request = JoinRequest { protocol: PROTOCOL, rank: 0, world: 1, wait_seconds: 5.0, layout: None };
+        let mut inner = control.lock();
+        let drawn = entropy().unwrap_or_else(|error| panic!("{error}"));
+        let joined = inner.membership.join(Instant::now(), name, &request, [10, 0, 0, 1].into(), drawn);
+        let formation = joined.ok().and_then(|joined| joined.formation);
+        inner.form(&formation.unwrap_or_else(|| panic!("{name} is not formed")));
+    }
+    let places = || {
+        let list = control.lock().membership.list();
+        list.iter().map(|job| job.places).collect::<Vec<_>>()
+    };
+    assert_eq!(places(), [Some(8), Some(8)]);
+    let start = Instant::now();
+    for tick in 0..400 {
+        let mut tables = tables.lock().unwrap_or_else(PoisonError::into_inner);
+        tables.shares = BTreeMap::from([(0, (tick * 400, tick * 300)), (1, (tick * 100, tick * 300))]);
+        // A failure is made good at the next tick.
+        tables.fail_writes = tick % 2 == 1;
+        drop(tables);
+        control.pace(start + PACE_INTERVAL * tick);
+    }
+    assert_eq!(places(), [Some(1), Some(8)]);
+    let tables = tables.lock().unwrap_or_else(PoisonError::into_inner);
+    let last = tables.written.iter().rfind(|(number, _)| *number == 0).map(|(_, entry)| entry.k);
+    assert_eq!(last, Some(1), "as the tables have it");
+    drop(tables);
+    let node = control.node().unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!((node.slots, node.free_slots, node.pool_slots, node.pool_slots_in_use), (258, 0, 256, 7));
 }
 
 #[test]

@@ -60,6 +60,7 @@ impl Spread {
 struct Contribution {
     lanes: u16,
     cache: &'static str,
+    memory: &'static str,
     answer: &'static str,
     ns: f64,
     ns_min: f64,
@@ -101,21 +102,25 @@ fn main() -> Result<()> {
     cpu.set(nix::sched::sched_getcpu()?)?;
     sched_setaffinity(Pid::from_raw(0), &cpu).context("pinning the benchmark to a CPU")?;
     let mut contribution = Vec::new();
-    for (lanes, slots, cache, with_results) in [
-        (256, HOT_SLOTS, "hot", false),
-        (352, HOT_SLOTS, "hot", false),
-        (768, HOT_SLOTS, "hot", false),
-        (256, COLD_SLOTS, "cold", false),
-        (352, COLD_SLOTS, "cold", false),
-        (768, COLD_SLOTS / 2, "cold", false),
-        (352, HOT_SLOTS, "hot", true),
+    for (lanes, slots, cache, with_results, is_shared) in [
+        (256, HOT_SLOTS, "hot", false, false),
+        (352, HOT_SLOTS, "hot", false, false),
+        (768, HOT_SLOTS, "hot", false, false),
+        (256, COLD_SLOTS, "cold", false, false),
+        (352, COLD_SLOTS, "cold", false, false),
+        (768, COLD_SLOTS / 2, "cold", false, false),
+        (352, HOT_SLOTS, "hot", true, false),
+        (352, HOT_SLOTS, "hot", false, true),
+        (352, COLD_SLOTS, "cold", false, true),
+        (352, HOT_SLOTS, "hot", true, true),
     ] {
-        let setup = Setup { lanes, slots, ranks: RANKS, with_results };
+        let setup = Setup { lanes, slots, ranks: RANKS, with_results, is_shared };
         let program = if lanes > 352 { "feed_aggregate_wide" } else { "feed_aggregate" };
         let Cost { ns, cycles, feeding_ns } = cost(setup, program, &args)?;
         let row = Contribution {
             lanes,
             cache,
+            memory: if is_shared { "pool" } else { "ring" },
             answer: if with_results { "result" } else { "header" },
             ns: ns.median,
             ns_min: ns.min,
@@ -125,9 +130,10 @@ fn main() -> Result<()> {
             feeding_ns: feeding_ns.median,
         };
         println!(
-            "{:>4} lanes, {:<4} slots, answer with {:<6}: {:6.1} ns [{:.1}, {:.1}] = {:.0} cycles of {:.2} GHz  {:6.1} Gbit/s of payload  (feeding {:.1} ns)",
+            "{:>4} lanes, {:<4} {}, answer with {:<6}: {:6.1} ns [{:.1}, {:.1}] = {:.0} cycles of {:.2} GHz  {:6.1} Gbit/s of payload  (feeding {:.1} ns)",
             lanes,
             cache,
+            row.memory,
             row.answer,
             row.ns,
             row.ns_min,
@@ -139,7 +145,7 @@ fn main() -> Result<()> {
         );
         contribution.push(row);
     }
-    let setup = Setup { lanes: 352, slots: HOT_SLOTS, ranks: RANKS, with_results: false };
+    let setup = Setup { lanes: 352, slots: HOT_SLOTS, ranks: RANKS, with_results: false, is_shared: false };
     let naive = cost(setup, "feed_naive", &args)?.ns;
     let speedup = naive.median / contribution[1].ns;
     println!("the same with a loop of 32-bit additions: {:.1} ns, {speedup:.2} times as long", naive.median);
@@ -217,7 +223,8 @@ fn live(args: &Args) -> Result<Live> {
     }
     let measure = |far: &'static str, count: fn(&Bed) -> Result<u64>| -> Result<Vec<f64>> {
         namespace.run(|| -> Result<Vec<f64>> {
-            let setup = Setup { lanes: 352, slots: HOT_SLOTS, ranks: RANKS, with_results: true };
+            let setup =
+                Setup { lanes: 352, slots: HOT_SLOTS, ranks: RANKS, with_results: true, is_shared: false };
             let mut bed = Bed::new(setup)?;
             let ifindex = nix::net::if_::if_nametoindex("near")?;
             bed.attach(far, "far")?;
