@@ -153,7 +153,6 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Codegen { check } => dist::codegen(&workspace, check)?,
         Task::Dist { action: None } => drop(dist::build(&workspace)?),
         Task::Dist { action: Some(_) } => dist_check::run(&workspace)?,
-    },
         Task::Screenshot { args } => return launch::replace(&workspace, "screenshot", &args),
         Task::Ci => return ci::run(&workspace),
         Task::Fuzz { target, args } => return launch::fuzz(&workspace, &target, &args),
