@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use paatp_common::counter::Counters;
 use paatp_common::job::{JobEntry, QUORUM_ALL};
+use paatp_common::pool::TURNS;
 use paatp_common::progress::RankRecord;
 use paatp_common::seq::Seq;
 use paatp_common::slot::Slot;
@@ -103,13 +104,18 @@ fn read_job(
     let open = find_open(view, number, entry, &records)?;
     let slots_in_use = match in_use_range(entry, &records) {
         (_, 0) => Some(0),
-        (first, chunks) if chunks <= MAX_SLOTS_COUNTED.min(*budget) => {
-            *budget -= chunks;
+        (first, chunks) if chunks <= MAX_SLOTS_COUNTED && chunks.saturating_mul(reads(entry)) <= *budget => {
+            *budget -= chunks.saturating_mul(reads(entry));
             Some(count_in_use(view, number, entry, first, chunks)?)
         }
         _ => None,
     };
     Ok(Reading { number, records, open, slots_in_use })
+}
+
+/// Slots that are read at most to find a chunk's.
+const fn reads(entry: &JobEntry) -> u32 {
+    if entry.is_shared() { TURNS } else { 1 }
 }
 
 /// The lowest acknowledgement of the ranks that count: slots before it may be reused.
@@ -154,7 +160,7 @@ fn find_open(
     let Some((highest, start)) = positions.first().zip(positions.get(needed.wrapping_sub(1))) else {
         return Ok(None);
     };
-    for step in 0..under_way(entry, *highest, *start).min(MAX_PROBES) {
+    for step in 0..under_way(entry, *highest, *start).min(MAX_PROBES / reads(entry)) {
         let seq = start.plus(step);
         let slot = view.slot(number, entry, seq)?;
         let taken = slot.holds(entry.generation, seq) && slot.bits != 0;

@@ -101,6 +101,7 @@ metrics! {
     /// Each job, and each of its ranks.
     JOBS:
     JOB_INFO = Gauge "paatp_job_info" ["job_name", "sync"] "Always 1; how the job's ranks wait for one another.";
+    JOB_STALENESS = Gauge "paatp_job_staleness_limit" ["job_name"] "Iterations that a rank may begin before the results of earlier ones are there: 0 for bsp and quorum; absent for asp, which has no limit. How far ranks are behind is in the lags.";
     JOB_RANKS = Gauge "paatp_job_ranks" ["job_name"] "Ranks of the job.";
     JOB_RUNNING = Gauge "paatp_job_running" ["job_name"] "1 while a generation of the job runs.";
     JOB_MISSING_RANKS = Gauge "paatp_job_missing_ranks" ["job_name"] "Ranks that others wait for to join.";

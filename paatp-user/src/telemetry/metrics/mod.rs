@@ -176,6 +176,9 @@ fn read_job(job: &JobSnapshot, samples: &mut Samples) {
     let chunk_bytes = u64::from(status.lanes) * LANE_BYTES;
     let open = job.oldest_open_slot.as_ref().map_or(0.0, |open| open.age_seconds);
     samples.push(&list::JOB_INFO, &[&status.name, sync_name(status.sync)], 1.0);
+    if let Some(limit) = staleness_limit(status.sync) {
+        samples.push(&list::JOB_STALENESS, &name, limit.into());
+    }
     samples.push(&list::JOB_RANKS, &name, status.world.into());
     samples.push(&list::JOB_RUNNING, &name, f64::from(u8::from(running)));
     samples.push(&list::JOB_MISSING_RANKS, &name, status.missing_ranks.len() as f64);
@@ -201,6 +204,15 @@ fn read_rank(job: &str, chunk_bytes: u64, rank: &RankSnapshot, samples: &mut Sam
     samples.push(&list::RANK_MARKS, &labels, rank.marks as f64);
     samples.push(&list::RANK_LAG, &labels, rank.lag_chunks.into());
     samples.push(&list::RANK_IN_THE_WAY, &labels, rank.in_the_way_seconds.unwrap_or(0.0));
+}
+
+/// Iterations that may begin before the results of earlier ones are there.
+const fn staleness_limit(sync: Sync) -> Option<u32> {
+    match sync {
+        Sync::Bsp | Sync::Quorum { .. } => Some(0),
+        Sync::Ssp { staleness, .. } => Some(staleness),
+        Sync::Asp { .. } => None,
+    }
 }
 
 const fn sync_name(sync: Sync) -> &'static str {
