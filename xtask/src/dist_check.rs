@@ -192,7 +192,7 @@ impl Root {
         let condition = condition.context("the unit has no condition")?;
         let skipped = self.command("/bin/sh", &["-c", condition]).status().context("no chroot")?;
         ensure!(skipped.code() == Some(1), "the service would start without an interface: {skipped}");
-        let with = format!("PAATP_IFACE=lo; {condition}");
+        let with = format!("export PAATP_IFACE=lo; {condition}");
         let started = self.command("/bin/sh", &["-c", &with]).status().context("no chroot")?;
         ensure!(
             started.success(),
@@ -209,10 +209,10 @@ impl Root {
             println!("dist check: not started: {reason}");
             return Ok(());
         }
-        let script = "ip link set lo up; exec timeout --preserve-status --signal TERM 3 \
+        let script = "ip link set lo up; mount -t proc proc \"$1/proc\"; mount --rbind /sys \"$1/sys\"; exec timeout --preserve-status --signal TERM 10 \
                       chroot \"$1\" paatp run --config /etc/paatp/paatp.toml --iface lo --xdp-mode generic";
         let mut command = Command::new("unshare");
-        command.args(["--net", "sh", "-ec", script, "sh"]).arg(&self.0);
+        command.args(["--net", "--mount", "sh", "-ec", script, "sh"]).arg(&self.0);
         let output = process::must_output(&mut command, "The package's program did not run in the chroot.")?;
         ensure!(output.contains("ready: iface=lo mode=generic"), "it did not get ready: {output}");
         Ok(())

@@ -75,6 +75,8 @@ impl Toolchain {
         command
             .args(["--target", TARGET])
             .env("CARGO_TARGET_DIR", workspace.ebpf_dir())
+            // Whatever the caller's: other units of code are inlined otherwise, and the verifier then wants CAP_PERFMON.
+            .env("CARGO_INCREMENTAL", "0")
             .env("CARGO_TARGET_BPFEL_UNKNOWN_NONE_LINKER", &self.linker)
             .env("CARGO_ENCODED_RUSTFLAGS", rustflags(self.llvm_major, ARCH).join("\x1f"))
             // In many small units LLVM inlines less, and the verifier gives up on what comes out.
