@@ -3,7 +3,7 @@
 
 mod file;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use paatp_common::limits::{
     BLOCK_BYTES, LANES_PER_BLOCK, MAX_JOBS, MAX_RANKS, MAX_RING_SLOTS, STANDARD_BLOCKS, WIDE_BLOCKS,

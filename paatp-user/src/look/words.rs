@@ -80,15 +80,19 @@ pub const fn state(state: JobState) -> &'static str {
     }
 }
 
-/// What completes a result.
+/// What completes a result, and how far ranks may run ahead of results.
 #[must_use]
 pub fn sync(sync: Sync) -> String {
     match sync {
         Sync::Bsp => "all ranks (bsp)".into(),
         Sync::Quorum { quorum } => format!("a quorum of {quorum}"),
-        Sync::Ssp { staleness } => format!("staleness {staleness} (ssp)"),
-        Sync::Asp => "nobody (asp)".into(),
+        Sync::Ssp { staleness, quorum } => format!("{}, staleness {staleness} (ssp)", chunks_need(quorum)),
+        Sync::Asp { quorum } => format!("{}, without a bound (asp)", chunks_need(quorum)),
     }
+}
+
+fn chunks_need(quorum: Option<u32>) -> String {
+    quorum.map_or_else(|| "all ranks".into(), |quorum| format!("a quorum of {quorum}"))
 }
 
 /// The node's health in a word or two.
