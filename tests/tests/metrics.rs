@@ -298,13 +298,16 @@ fn a_stopped_rank_is_named() {
     let idle = bench.status();
     assert!(idle["jobs"][0]["stall"].is_null(), "{idle:#}");
     // The last minutes are kept as well.
-    let history = bench.ask("GET", "/v1/history?job=lab");
-    let history: Value = serde_json::from_str(&history.body).unwrap();
-    let sum = |rank: usize| -> u64 {
-        let steps = history["ranks"][rank]["contributed"].as_array().unwrap();
-        steps.iter().map(|step| step.as_u64().unwrap()).sum()
-    };
-    assert!(sum(0) > 1000 && sum(1) > 1000, "{history}");
+    let filled = wait_until("the last minutes are told", DEADLINE, || {
+        let history = bench.ask("GET", "/v1/history?job=lab");
+        let history: Value = serde_json::from_str(&history.body)?;
+        let sum = |rank: usize| -> u64 {
+            let steps = history["ranks"][rank]["contributed"].as_array().unwrap();
+            steps.iter().map(|step| step.as_u64().unwrap()).sum()
+        };
+        Ok(sum(0) > 1000 && sum(1) > 1000)
+    });
+    filled.unwrap();
     assert!(bench.aggregator.stop().unwrap().is_success());
 }
 

@@ -4,6 +4,7 @@
 #[path = "page/scene.rs"]
 mod scene;
 
+use std::num::NonZeroU16;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -97,6 +98,10 @@ fn watching_goes_on_until_control_c() -> Result<()> {
 }
 
 /// A program on a pseudo-terminal of its own, and what its screen shows.
+fn sized(cells: u16) -> Result<NonZeroU16> {
+    NonZeroU16::new(cells).context("a terminal has rows and columns")
+}
+
 struct Terminal {
     child: Child,
     input: File,
@@ -120,7 +125,7 @@ impl Terminal {
             .stderr(far()?)
             .spawn()
             .context("cannot start setsid (util-linux)")?;
-        let screen = Arc::new(Mutex::new(vt100::Parser::new(rows, columns, 0)));
+        let screen = Arc::new(Mutex::new(vt100::Parser::new(sized(rows)?, sized(columns)?, 0)));
         let (shown, mut output) = (screen.clone(), File::from(pty.master.try_clone()?));
         std::thread::spawn(move || {
             let mut bytes = [0; 4096];
@@ -149,7 +154,9 @@ impl Terminal {
     }
 
     fn resize(&self, rows: u16, columns: u16) -> Result<()> {
-        self.screen.lock().unwrap_or_else(PoisonError::into_inner).screen_mut().set_size(rows, columns);
+        let mut screen = self.screen.lock().unwrap_or_else(PoisonError::into_inner);
+        screen.screen_mut().set_size(sized(rows)?, sized(columns)?);
+        drop(screen);
         let (rows, columns) = (rows.to_string(), columns.to_string());
         let mut stty = Command::new("stty");
         stty.args(["rows", &rows, "cols", &columns]).stdin(Stdio::from(self.far.try_clone()?));

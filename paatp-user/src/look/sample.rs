@@ -15,6 +15,7 @@ pub(crate) fn node() -> Snapshot {
         "node": NodeStatus {
             version: "0.1.0".into(), draining: false, jobs: 3, max_jobs: 64, running_jobs: 2, closing_jobs: 0,
             max_lanes: 352, slots: 65_536, free_slots: 64_768, longest_free_slots: 64_768, slot_bytes: 1472,
+            pool_slots: 0, pool_slots_in_use: 0,
         },
         "slots_in_use": 66, "counters": CounterReport::default(), "jobs": [], "problems": [],
         "health": health::Health::default(),
