@@ -10,6 +10,9 @@ use crate::telemetry::snapshot::{JobSnapshot, Snapshot};
 /// What a look brought: the node and the past of the chosen job, or why there is nothing.
 pub type Look = Result<(Snapshot, Past), String>;
 
+/// A look a second: what is older than this is told to be old, also while an answer may still come.
+const STALE_AFTER: Duration = Duration::from_secs(3);
+
 /// What fills the screen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Page {
@@ -127,6 +130,13 @@ impl App {
     #[must_use]
     pub fn age(&self, now: Instant) -> Option<Duration> {
         self.seen.map(|seen| now.saturating_duration_since(seen))
+    }
+
+    /// Why what is shown is not up to date, if it is not.
+    #[must_use]
+    pub fn silence(&self, now: Instant) -> Option<&str> {
+        let late = || self.age(now).is_some_and(|age| age > STALE_AFTER);
+        self.failure.as_deref().or_else(|| late().then_some("the aggregator has not answered yet"))
     }
 
     /// A key or a signal has ended it.
@@ -252,5 +262,8 @@ mod tests {
         assert!(app.age(now).is_some_and(|age| age >= Duration::from_secs(9)));
         app.take(Ok((sample::node(), Past::default())), now);
         assert_eq!((app.failure.as_deref(), app.age(now)), (None, Some(Duration::ZERO)));
+        // One that takes its time to answer is not taken for up to date either.
+        assert_eq!(app.silence(now + STALE_AFTER), None);
+        assert!(app.silence(now + STALE_AFTER + Duration::from_millis(1)).is_some());
     }
 }

@@ -98,7 +98,7 @@ pub fn draw(frame: &mut Frame<'_>, app: &App, now: Instant) {
 fn lead<'a>(app: &'a App, palette: &Palette, now: Instant) -> Text<'a> {
     let name = Span::styled(format!(" paatp at {}", app.place), STRONG);
     let mut lines = Vec::new();
-    match &app.failure {
+    match app.silence(now) {
         Some(failure) => {
             let age =
                 app.age(now).map(|age| format!("; what is shown is {} old", words::time(age.as_secs_f64())));
