@@ -39,9 +39,9 @@ impl Bench {
         let aggregator = AggregatorOptions {
             pins: Some(Arc::clone(&pins)),
             more: vec!["--token-file".into(), token],
-            ..AggregatorOptions::world(world)
+            ..AggregatorOptions::world(world.max(1))
         };
-        Bench { lab, pins, options: JobOptions { aggregator, ..JobOptions::world(world) } }
+        Bench { lab, pins, options: JobOptions { aggregator, ..JobOptions::world(world.max(1)) } }
     }
 
     fn start(&self) -> Aggregator {

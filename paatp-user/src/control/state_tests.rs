@@ -378,12 +378,12 @@ proptest! {
 
     /// Whatever stands in file and tables: no panic, no slot of two, nothing that the kernel serves is forgotten.
     #[test]
-    fn rubbish_is_survived(entries in proptest::collection::vec((0..8usize, any::<[u8; 32]>(), any::<bool>()), 0..8), kept in 0..8u16) {
+    fn rubbish_is_survived(entries in proptest::collection::vec((0..8usize, proptest::collection::vec(any::<u8>(), size_of::<JobEntry>()), any::<bool>()), 0..8), kept in 0..8u16) {
         let mut history = History::new();
         for (number, bytes, sane) in entries {
             let mut entry: JobEntry = bytemuck::pod_read_unaligned(&bytes);
             if sane {
-                (entry.slots, entry.world) = (SLOTS, WORLD);
+                (entry.slots, entry.world, entry.k) = (SLOTS, WORLD, 0);
                 entry.first_slot %= 4 * SLOTS;
             }
             let world = usize::from(entry.world).min(MAX_RANKS);
