@@ -138,7 +138,7 @@ mod tests {
     /// say in the changelog that a running aggregator has to be stopped (not killed) before the update.
     #[test]
     fn the_layout_changes_on_purpose_only() {
-        assert_eq!(LAYOUT, 0x69ab_8640_f07a_4e7e, "{LAYOUT:#018x}");
+        assert_eq!(LAYOUT, 0xE8E2_95D8_3701_E2C9, "{LAYOUT:#018x}");
     }
 
     #[test]
