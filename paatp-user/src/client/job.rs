@@ -308,7 +308,7 @@ fn details_in_words(details: &JobDetails) -> String {
         ["lanes".into(), job.lanes.to_string()],
         ["window".into(), job.window.to_string()],
         ["slots".into(), format!("{} ({}), in use: {used}", job.slots, mebibytes(job.slot_bytes))],
-        ["places in the pool".into(), job.places.map_or("-".into(), |places| places.to_string())],
+        ["pool places".into(), job.places.map_or("-".into(), |places| places.to_string())],
     ];
     let mut text = columns(["", ""], &facts).trim_start().to_owned();
     if !details.ranks.is_empty() {
