@@ -48,6 +48,8 @@ fn ten_jobs_of_sixteen_ranks() -> Result<()> {
     scene.stall(3, 5);
     scene.jobs[0]["ranks"][2]["straggler"] = true.into();
     scene.node["counters"]["refusals"]["bad_tag"] = 3.into();
+    scene.jobs[3]["sync"] = serde_json::json!({ "mode": "ssp", "staleness": 2, "quorum": 3 });
+    scene.jobs[3]["sync_change"] = serde_json::json!({ "before": { "mode": "bsp" }, "from": 5000 });
     let (server, mut browser) = open(&program, scene)?;
 
     // The job that needs a look is shown first: what it waits for stands in the list, above, and at its ranks.
@@ -61,6 +63,8 @@ fn ten_jobs_of_sixteen_ranks() -> Result<()> {
         text(&mut browser, "#job-facts")?.contains("chunk 4,711, 3.2 s: lacks rank 5, has 3 others")
     );
     assert!(text(&mut browser, "#jobs tbody tr:nth-child(4)")?.contains("rank 5, 3.2 s"));
+    let sync = "a quorum of 3, staleness 2 (ssp) from chunk 5,000 on, all ranks (bsp) before";
+    assert!(text(&mut browser, "#job-facts")?.contains(sync));
     assert_eq!(text(&mut browser, "#verdict-text")?, "Needs a look (1)");
     assert_eq!(browser.value("document.querySelectorAll('#ranks .straggler').length")?, 1);
     let held = text(&mut browser, "#ranks .held")?;

@@ -15,7 +15,6 @@ use crate::control::protocol::{
     Created, Drain, JobDetails, JobList, JobState, JobStatus, NodeStatus, Problem, Sync, SyncChange,
 };
 use crate::control::token::{self, DEFAULT_TOKEN_FILE};
-use crate::look::words;
 use crate::worker::{Endpoint, EndpointError};
 
 use super::table::columns;
@@ -236,7 +235,7 @@ impl Api {
     }
 }
 
-const fn state_in_words(state: JobState) -> &'static str {
+pub(crate) const fn state_in_words(state: JobState) -> &'static str {
     match state {
         JobState::Idle => "idle",
         JobState::Forming => "forming",
@@ -245,16 +244,29 @@ const fn state_in_words(state: JobState) -> &'static str {
     }
 }
 
+fn sync_in_words(sync: Sync) -> String {
+    match sync {
+        Sync::Bsp => "all ranks (bsp)".into(),
+        Sync::Quorum { quorum } => format!("a quorum of {quorum}"),
+        Sync::Ssp { staleness, quorum } => format!("{}, staleness {staleness} (ssp)", chunks_need(quorum)),
+        Sync::Asp { quorum } => format!("{}, without a bound (asp)", chunks_need(quorum)),
+    }
+}
+
+fn chunks_need(quorum: Option<u32>) -> String {
+    quorum.map_or_else(|| "all ranks".into(), |quorum| format!("a quorum of {quorum}"))
+}
+
 /// The synchronisation, and the change to it if one is under way.
-fn job_sync_in_words(job: &JobStatus) -> String {
-    let now = words::sync(job.sync);
+pub(crate) fn job_sync_in_words(job: &JobStatus) -> String {
+    let now = sync_in_words(job.sync);
     match job.sync_change {
         None => now,
         Some(SyncChange { before, from: Some(from) }) => {
-            format!("{now} from chunk {from} on, {} before", words::sync(before))
+            format!("{now} from chunk {from} on, {} before", sync_in_words(before))
         }
         Some(SyncChange { before, from: None }) => {
-            format!("{now} from one of the next chunks on, {} before", words::sync(before))
+            format!("{now} from one of the next chunks on, {} before", sync_in_words(before))
         }
     }
 }

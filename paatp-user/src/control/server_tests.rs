@@ -236,7 +236,14 @@ fn places_in_the_pool_are_tuned() {
     let shared = |name| JobConfig { memory: MemoryKind::Shared, ..JobConfig::new(name, 1) };
     let (control, tables) = control_of(vec![shared("a"), shared("b")], &node);
     for name in ["a", "b"] {
-        let request = JoinRequest { protocol: PROTOCOL, rank: 0, world: 1, wait_seconds: 5.0, layout: None, attempt: None };
+        let request = JoinRequest {
+            protocol: PROTOCOL,
+            rank: 0,
+            world: 1,
+            wait_seconds: 5.0,
+            layout: None,
+            attempt: None,
+        };
         let mut inner = control.lock();
         let drawn = entropy().unwrap_or_else(|error| panic!("{error}"));
         let joined = inner.membership.join(Instant::now(), name, &request, [10, 0, 0, 1].into(), drawn);

@@ -37,7 +37,7 @@ pub(crate) fn job(number: u16, name: &str, world: u8, state: &str) -> JobSnapsho
     let status: JobStatus = serde_json::from_value(serde_json::json!({
         "name": name, "job": number, "state": state, "world": world, "lanes": 352, "window": 64, "slots": 256,
         "slot_bytes": 376_832, "memory": "reserved", "access": "open", "timeout_seconds": null,
-        "on_failure": "abort", "sync": { "mode": "bsp" }, "generation": runs.then_some(77), "waiting_ranks": [],
+        "on_failure": "abort", "sync": { "mode": "bsp" }, "epoch": 0, "sync_change": null, "generation": runs.then_some(77), "waiting_ranks": [],
         "missing_ranks": [], "left_ranks": [], "lost_ranks": [],
     }))
     .unwrap_or_else(|error| panic!("{error}"));

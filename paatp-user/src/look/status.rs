@@ -9,7 +9,7 @@ use nix::sys::signal::{SigSet, Signal};
 use serde_json::Error as JsonError;
 use thiserror::Error;
 
-use crate::client::job::JobError;
+use crate::client::job::{JobError, job_sync_in_words, state_in_words};
 use crate::client::table::columns;
 use crate::telemetry::health::Level;
 use crate::telemetry::snapshot::{JobSnapshot, RankSnapshot, Snapshot};
@@ -218,7 +218,7 @@ fn jobs(snapshot: &Snapshot) -> String {
         let status = &job.status;
         [
             status.name.clone(),
-            words::state(status.state).into(),
+            state_in_words(status.state).into(),
             status.world.to_string(),
             words::prefixed(job.chunks_per_second, "chunk/s"),
             words::payload(job.chunks_per_second, status.lanes),
@@ -234,7 +234,7 @@ fn ranks(job: &JobSnapshot) -> String {
     let status = &job.status;
     let generation =
         status.generation.map_or("no generation".into(), |number| format!("generation {number}"));
-    let mut text = format!("{}, {generation}; results wait for {}\n", status.name, words::sync(status.sync));
+    let mut text = format!("{}, {generation}; results wait for {}\n", status.name, job_sync_in_words(status));
     for line in [job.stall.as_ref().map(|stall| stall.sentence.clone()), words::open_slot(job)] {
         text.extend(line.map(|line| format!("{line}\n")));
     }

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use paatp_transport::words::{Ranks, Span};
 
-use crate::control::protocol::{JobState, Sync};
 use crate::telemetry::health::Level;
 use crate::telemetry::snapshot::{AttachmentStatus, JobSnapshot, RankSnapshot, RankState, Snapshot};
 
@@ -67,32 +66,6 @@ pub fn count(number: u64) -> String {
         text.push(digit);
     }
     text
-}
-
-/// A job's state.
-#[must_use]
-pub const fn state(state: JobState) -> &'static str {
-    match state {
-        JobState::Idle => "idle",
-        JobState::Forming => "forming",
-        JobState::Running => "running",
-        JobState::Failed => "failed",
-    }
-}
-
-/// What completes a result, and how far ranks may run ahead of results.
-#[must_use]
-pub fn sync(sync: Sync) -> String {
-    match sync {
-        Sync::Bsp => "all ranks (bsp)".into(),
-        Sync::Quorum { quorum } => format!("a quorum of {quorum}"),
-        Sync::Ssp { staleness, quorum } => format!("{}, staleness {staleness} (ssp)", chunks_need(quorum)),
-        Sync::Asp { quorum } => format!("{}, without a bound (asp)", chunks_need(quorum)),
-    }
-}
-
-fn chunks_need(quorum: Option<u32>) -> String {
-    quorum.map_or_else(|| "all ranks".into(), |quorum| format!("a quorum of {quorum}"))
 }
 
 /// The node's health in a word or two.

@@ -57,12 +57,17 @@ function ranks(list) {
 const payload = (chunksPerSecond, lanes) => prefixed(chunksPerSecond * lanes * 32, "bit/s");
 
 function syncWords(sync) {
-  const parts = [];
-  if (sync.mode === "bsp") parts.push("all ranks (bsp)");
-  if (sync.mode === "asp") parts.push("nobody (asp)");
-  if (sync.quorum != null) parts.push(`a quorum of ${sync.quorum}`);
-  if (sync.staleness != null) parts.push(`staleness ${sync.staleness} (ssp)`);
-  return parts.join(", ") || sync.mode;
+  const needed = sync.quorum == null ? "all ranks" : `a quorum of ${sync.quorum}`;
+  const bounds = { bsp: " (bsp)", ssp: `, staleness ${sync.staleness} (ssp)`, asp: ", without a bound (asp)" };
+  return needed + (bounds[sync.mode] ?? "");
+}
+
+/** How ranks wait for one another, and the change to that, if one is under way. */
+function jobSyncWords(job) {
+  const [now, change] = [syncWords(job.sync), job.sync_change];
+  if (change === null) return now;
+  const from = change.from === null ? "one of the next chunks" : `chunk ${count(change.from)}`;
+  return `${now} from ${from} on, ${syncWords(change.before)} before`;
 }
 
 const RANK_STATES = {
@@ -382,7 +387,7 @@ function drawJob(job) {
   facts($("job-facts"), [
     ["State", job.state],
     ["Generation", job.generation === null ? "none" : String(job.generation)],
-    ["Results wait for", syncWords(job.sync)],
+    ["Results wait for", jobSyncWords(job)],
     ["Throughput", `${prefixed(job.chunks_per_second, "chunk/s")}, ${payload(job.chunks_per_second, job.lanes)}`],
     ["Results so far", `${count(job.completed_chunks)} chunks`],
     ["Window, lanes", `${job.window} chunks, ${job.lanes}`],

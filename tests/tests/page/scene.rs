@@ -121,7 +121,7 @@ pub fn job(number: usize, name: &str, world: u8) -> Value {
     json!({
         "name": name, "job": number, "state": "running", "world": world, "lanes": 352, "window": 64, "slots": 256,
         "slot_bytes": 376_832, "memory": "reserved", "access": "open", "timeout_seconds": null,
-        "on_failure": "abort", "sync": { "mode": "bsp" }, "generation": 77, "waiting_ranks": [],
+        "on_failure": "abort", "sync": { "mode": "bsp" }, "epoch": 0, "sync_change": null, "generation": 77, "waiting_ranks": [],
         "missing_ranks": [], "left_ranks": [], "lost_ranks": [], "forming_seconds": null,
         "completed_chunks": 4_799_000, "chunks_per_second": RATE as f64, "slots_in_use": 64,
         "oldest_open_slot": null, "lag_chunks": 2, "ranks": (0..world).map(rank).collect::<Vec<_>>(),

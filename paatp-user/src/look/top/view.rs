@@ -9,6 +9,7 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::{Block, Cell, Clear, Paragraph, Row, Table, TableState, Wrap};
 
+use crate::client::job::{job_sync_in_words, state_in_words};
 use crate::look::words;
 use crate::telemetry::health::{Level, Notice};
 use crate::telemetry::snapshot::{JobSnapshot, RankSnapshot, Snapshot};
@@ -184,7 +185,7 @@ fn jobs(frame: &mut Frame<'_>, area: Rect, app: &App, palette: &Palette) {
         let waits = words::waits_for(job).map(|waits| format!("▲ {waits}"));
         Row::new([
             Cell::from(format!(" {}", status.name)),
-            Cell::from(words::state(status.state)),
+            Cell::from(state_in_words(status.state)),
             number(status.world.to_string()),
             number(words::prefixed(job.chunks_per_second, "chunk/s")),
             number(words::payload(job.chunks_per_second, status.lanes)),
@@ -217,7 +218,7 @@ fn ranks(frame: &mut Frame<'_>, area: Rect, app: &App, job: &JobSnapshot, palett
     let block = title(format!(
         " {}, {generation}, results wait for {} ",
         job.status.name,
-        words::sync(job.status.sync)
+        job_sync_in_words(&job.status)
     ));
     let inner = block.inner(area);
     frame.render_widget(block, area);
