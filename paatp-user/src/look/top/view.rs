@@ -22,6 +22,8 @@ const SMALLEST: (u16, u16) = (40, 10);
 const NOTICES: usize = 3;
 const REFUSALS: usize = 4;
 const JOBS: u16 = 12;
+/// From here on there is room for addresses, in columns.
+const WIDE_ENOUGH: u16 = 100;
 /// Heights of a plot of one line.
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
@@ -246,7 +248,7 @@ fn ranks(frame: &mut Frame<'_>, area: Rect, app: &App, job: &JobSnapshot, palett
             number(words::prefixed(rank.chunks_per_second, "chunk/s")),
             number(words::count(rank.lag_chunks.into())),
             number(words::count(rank.busy)),
-            Cell::from(rank.address.clone().unwrap_or_default()),
+            Cell::from(rank.address.clone().filter(|_| body.width >= WIDE_ENOUGH).unwrap_or_default()),
         ])
     };
     let widths = [
@@ -258,7 +260,9 @@ fn ranks(frame: &mut Frame<'_>, area: Rect, app: &App, job: &JobSnapshot, palett
         Constraint::Length(7),
         Constraint::Fill(1),
     ];
-    let names = ["rank", "state", "throughput", "", "behind", "BUSY", "address"];
+    // Half an address is none.
+    let address = if body.width < WIDE_ENOUGH { "" } else { "address" };
+    let names = ["rank", "state", "", "throughput", "behind", "BUSY", address];
     let scroll = if app.page == Page::Job { app.scroll } else { 0 };
     let all = words::by_need(job);
     let shown = all.iter().skip(scroll).map(row);
