@@ -232,7 +232,7 @@ impl Policy {
     #[must_use]
     pub fn of(self, seq: Seq) -> InForce {
         let word = opaque(self.0);
-        let is_changing = ((word ^ word >> MODE_BITS) & MODE) + MODE >> MODE_BITS;
+        let is_changing = (((word ^ word >> MODE_BITS) & MODE) + MODE) >> MODE_BITS;
         let is_armed = word >> 31 & 1;
         let is_behind = (seq.0 as u64).wrapping_sub(word >> SEQ_SHIFT) << 32 >> 63;
         let is_before = opaque(is_changing & (is_armed | is_behind));

@@ -202,7 +202,7 @@ impl Worker {
             if op.opening == Opening::Undecided || last > settled {
                 break;
             }
-            let (exponent, partial) = core::mem::replace(&mut op.outcome, (0, 0));
+            let (exponent, partial) = core::mem::take(&mut op.outcome);
             if partial > 0 && partial == last - first {
                 let outcome = Outcome { fingerprint: op.fingerprint(), position: last - 1, exponent };
                 self.outcomes.note(outcome, window);

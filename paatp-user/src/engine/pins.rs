@@ -519,7 +519,9 @@ mod tests {
         let mut maps: Vec<&str> = symbols.filter_map(|symbol| symbol.name().ok()).collect();
         let mut shapes: Vec<&str> = SHAPES.iter().map(|shape| shape.0).collect();
         let mut loaded = super::super::aggregator::map::ALL;
-        (maps.sort_unstable(), shapes.sort_unstable(), loaded.sort_unstable());
+        maps.sort_unstable();
+        shapes.sort_unstable();
+        loaded.sort_unstable();
         assert_eq!((maps, shapes.as_slice()), (shapes.clone(), loaded.as_slice()));
     }
 

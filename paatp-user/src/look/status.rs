@@ -141,7 +141,7 @@ fn watch(args: &Status, eyes: &Eyes) -> Result<ExitCode, StatusError> {
         };
         let mut out = std::io::stdout().lock();
         let lead = if out.is_terminal() { CLEAR } else { "" };
-        if write!(out, "{lead}{text}\n").and_then(|()| out.flush()).is_err() {
+        if writeln!(out, "{lead}{text}").and_then(|()| out.flush()).is_err() {
             return Ok(ExitCode::SUCCESS);
         }
         drop(out);
