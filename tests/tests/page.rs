@@ -59,9 +59,7 @@ fn ten_jobs_of_sixteen_ranks() -> Result<()> {
     let waits = "waits for contributions of rank 5 for 3.2 s, 64 chunks behind";
     assert!(text(&mut browser, "#notices li")?.contains(waits));
     assert!(text(&mut browser, "#job-stall")?.contains(waits));
-    assert!(
-        text(&mut browser, "#job-facts")?.contains("chunk 4,711, 3.2 s: lacks rank 5, has 3 others")
-    );
+    assert!(text(&mut browser, "#job-facts")?.contains("chunk 4,711, 3.2 s: lacks rank 5, has 3 others"));
     assert!(text(&mut browser, "#jobs tbody tr:nth-child(4)")?.contains("rank 5, 3.2 s"));
     let sync = "a quorum of 3, staleness 2 (ssp) from chunk 5,000 on, all ranks (bsp) before";
     assert!(text(&mut browser, "#job-facts")?.contains(sync));

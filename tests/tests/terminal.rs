@@ -4,9 +4,9 @@
 #[path = "page/scene.rs"]
 mod scene;
 
-use std::num::NonZeroU16;
 use std::fs::File;
 use std::io::{Read, Write};
+use std::num::NonZeroU16;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
