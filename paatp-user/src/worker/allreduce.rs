@@ -240,6 +240,7 @@ fn report(args: &Allreduce, grant: &Grant, layout: &Layout, worker: &Worker, end
         throughput_bytes_per_second: layout.bytes() as f64 / seconds.max(f64::MIN_POSITIVE),
         sha256,
         all_ranks_complete,
+        synchronisation: worker.synchronisation().into(),
         io,
         statistics: StatisticsReport::from(statistics),
     }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use paatp_common::Refusal;
-use paatp_transport::Statistics;
+use paatp_common::{Refusal, Staleness};
+use paatp_transport::{Statistics, Synchronisation};
 use paatp_transport::words::Span;
 use serde::Serialize;
 
@@ -49,10 +49,34 @@ pub struct Report {
     pub sha256: String,
     /// Every rank had everything when this one left.
     pub all_ranks_complete: bool,
+    /// How ranks waited for one another.
+    pub synchronisation: SynchronisationReport,
     /// How packets were sent and received.
     pub io: IoReport,
     /// All that the transport counted; `paatp_transport::Statistics` says what each name means.
     pub statistics: StatisticsReport,
+}
+
+/// How ranks waited for one another in the operation: the same at every rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct SynchronisationReport {
+    /// Number of the policy; counts round.
+    pub epoch: u8,
+    /// Iterations that ranks may be ahead of results; none: without a bound.
+    pub staleness: Option<u8>,
+    /// Chunks may have been complete without all ranks.
+    pub partial: bool,
+}
+
+impl From<Synchronisation> for SynchronisationReport {
+    fn from(synchronisation: Synchronisation) -> SynchronisationReport {
+        let Synchronisation { epoch, told } = synchronisation;
+        let staleness = match told.staleness() {
+            Staleness::Bounded(most) => Some(most),
+            Staleness::Unbounded => None,
+        };
+        SynchronisationReport { epoch, staleness, partial: told.is_partial() }
+    }
 }
 
 /// The transport's statistics, by name.
@@ -207,6 +231,7 @@ mod tests {
             throughput_bytes_per_second: 99_500.0,
             sha256: "ab".into(),
             all_ranks_complete: true,
+            synchronisation: SynchronisationReport::default(),
             io: IoReport { driver: "udp", mode: "segmented", ..IoReport::default() },
             statistics: StatisticsReport::default(),
         };
