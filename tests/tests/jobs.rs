@@ -131,7 +131,7 @@ fn jobs_come_and_go() {
     wait_until("deleted jobs were free", DEADLINE, || Ok(bench.node()["closing_jobs"] == 0)).unwrap();
     assert_eq!(bench.node(), before);
     wait_until("connections were closed", DEADLINE, || Ok(bench.descriptors() <= descriptors)).unwrap();
-    let jobs = maps.array::<[u8; 32]>("JOBS").unwrap();
+    let jobs = maps.array::<[u8; size_of::<JobEntry>()]>("JOBS").unwrap();
     for number in 1..64 {
         let entry: JobEntry = bytemuck::pod_read_unaligned(&jobs.get(&number, 0).unwrap());
         assert_eq!(entry.generation, 0, "entry {number}");
@@ -213,7 +213,10 @@ fn a_running_job_is_granted_a_window() {
     let mut bench = Bench::new(2, &[]);
     bench.inputs(&synthetic(2, 11, &[(Dtype::F32, 4_000_000)], 1.0));
     let maps = Maps::on(&bench.lab.aggregator.namespace, &bench.lab.aggregator.interface).unwrap();
-    let (jobs, ranks) = (maps.array::<[u8; 32]>("JOBS").unwrap(), maps.array::<[u8; 32]>("RANKS").unwrap());
+    let (jobs, ranks) = (
+        maps.array::<[u8; size_of::<JobEntry>()]>("JOBS").unwrap(),
+        maps.array::<[u8; 32]>("RANKS").unwrap(),
+    );
     let job = || -> JobEntry { bytemuck::pod_read_unaligned(&jobs.get(&0, 0).unwrap()) };
     let rank = |number| -> RankEntry { bytemuck::pod_read_unaligned(&ranks.get(&number, 0).unwrap()) };
     assert_eq!((job().granted, job().generation), (0, 0));

@@ -47,7 +47,7 @@ impl Scene {
             "node": {
                 "version": "0.1.0", "draining": false, "jobs": jobs, "max_jobs": 64, "running_jobs": jobs,
                 "closing_jobs": 0, "max_lanes": 352, "slots": 65536, "free_slots": 62976,
-                "longest_free_slots": 62976, "slot_bytes": 1472,
+                "longest_free_slots": 62976, "slot_bytes": 1472, "pool_slots": 0, "pool_slots_in_use": 0,
             },
             "slots_in_use": 640,
             "counters": { "refusals": { "bad_tag": 0, "ahead": 0 }, "events": { "adds": 0 } },
@@ -120,7 +120,7 @@ pub fn job(number: usize, name: &str, world: u8) -> Value {
     };
     json!({
         "name": name, "job": number, "state": "running", "world": world, "lanes": 352, "window": 64, "slots": 256,
-        "slot_bytes": 376_832, "memory": "reserved", "access": "open", "timeout_seconds": null,
+        "slot_bytes": 376_832, "memory": "reserved", "places": null, "access": "open", "timeout_seconds": null,
         "on_failure": "abort", "sync": { "mode": "bsp" }, "epoch": 0, "sync_change": null, "generation": 77, "waiting_ranks": [],
         "missing_ranks": [], "left_ranks": [], "lost_ranks": [], "forming_seconds": null,
         "completed_chunks": 4_799_000, "chunks_per_second": RATE as f64, "slots_in_use": 64,
