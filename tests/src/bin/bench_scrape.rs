@@ -95,6 +95,8 @@ struct LargeNode {
     series: usize,
     bytes: usize,
     milliseconds: Spread,
+    /// The daemon's own processor time, which a busy machine does not change much.
+    processor_milliseconds: f64,
 }
 
 #[derive(Default)]
@@ -110,10 +112,11 @@ fn main() -> Result<()> {
     let large_node = large_node(&args)?;
     let Spread { median, max, .. } = large_node.milliseconds;
     println!(
-        "\n{JOBS} jobs of {} ranks: {} series, {} kB, median {median:.1} ms, longest {max:.1} ms of {} scrapes",
+        "\n{JOBS} jobs of {} ranks: {} series, {} kB; median {median:.1} ms, longest {max:.1} ms, {:.1} ms of processor time of {} scrapes",
         args.ranks,
         large_node.series,
         large_node.bytes / 1000,
+        large_node.processor_milliseconds,
         args.scrapes
     );
     if let Some(path) = &args.json {
@@ -234,6 +237,7 @@ fn large_node(args: &Args) -> Result<LargeNode> {
     }
     let mut times = Vec::new();
     let (mut series, mut bytes) = (0, 0);
+    let before = processor_time(aggregator.process.pid())?;
     for _ in 0..args.scrapes {
         let start = Instant::now();
         let response = ask(namespace, LOOPBACK, "GET", "/metrics")?;
@@ -249,8 +253,26 @@ fn large_node(args: &Args) -> Result<LargeNode> {
         ensure!(failed.is_empty(), "not all was read: {failed:?}");
         (series, bytes) = (read.samples.len(), response.body.len());
     }
+    let processor = processor_time(aggregator.process.pid())? - before;
     ensure!(aggregator.stop()?.is_success(), "the aggregator failed");
-    Ok(LargeNode { jobs: JOBS, ranks: args.ranks, series, bytes, milliseconds: Spread::of(times) })
+    Ok(LargeNode {
+        jobs: JOBS,
+        ranks: args.ranks,
+        series,
+        bytes,
+        milliseconds: Spread::of(times),
+        processor_milliseconds: processor * 1e3 / args.scrapes as f64,
+    })
+}
+
+/// Seconds that a process ran, in its own code and in the kernel.
+fn processor_time(process: u32) -> Result<f64> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
+    // Behind the name, which may hold anything: state is the first field, the times are the 12th and 13th.
+    let fields = stat.rsplit_once(')').context("no stat of a process")?.1;
+    let ticks = fields.split_whitespace().skip(11).take(2).map(str::parse::<f64>).sum::<Result<f64, _>>()?;
+    let tick = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)?.context("no length of a tick")?;
+    Ok(ticks / tick as f64)
 }
 
 /// All ranks of a job join.
