@@ -262,7 +262,7 @@ pub struct Run {
     /// Of that memory, a pool for jobs with shared memory: 16MiB [default: none].
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub pool: Option<u64>,
-    /// Places in the pool that each chunk may take, 1 to 8 [default: tuned for each job].
+    /// Places in the pool where a result may be kept, 1 to 8 [default: tuned for each job].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=8))]
     pub pool_places: Option<u8>,
     /// Most values in a packet that jobs created later may ask for, a multiple of 32 up to 832 [default: 352, or the most

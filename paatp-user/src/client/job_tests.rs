@@ -55,7 +55,7 @@ fn jobs_are_created_shown_changed_and_deleted() {
     let list = bench.run("list").unwrap_or_default();
     assert!(list.starts_with("NAME   NUMBER  STATE") && list.contains("train  1       idle   4"), "{list}");
     let shown = bench.run("show train").unwrap_or_default();
-    assert!(shown.contains("timeout             5 s") && shown.contains("all ranks (bsp)"), "{shown}");
+    assert!(shown.contains("timeout        5 s") && shown.contains("all ranks (bsp)"), "{shown}");
     let changed = bench.run("sync train quorum --quorum 3").unwrap_or_default();
     assert_eq!(changed, "job train: a quorum of 3\n");
     let changed = bench.run("sync train ssp --staleness 2 --quorum 3").unwrap_or_default();
