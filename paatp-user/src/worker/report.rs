@@ -5,8 +5,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use paatp_common::{Refusal, Staleness};
-use paatp_transport::{Statistics, Synchronisation};
 use paatp_transport::words::Span;
+use paatp_transport::{Statistics, Synchronisation};
 use serde::Serialize;
 
 use super::io::IoReport;
