@@ -5,7 +5,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use paatp_common::Event;
@@ -88,6 +88,13 @@ impl Bench {
         (0..world)
             .map(|rank| fs::read(self.path(&format!("output-rank{rank}.safetensors"))).unwrap())
             .collect()
+    }
+
+    /// Resident memory of the aggregator, in KiB.
+    fn resident(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.aggregator.process.pid())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim_end_matches("kB").trim().parse().unwrap()
     }
 
     fn descriptors(&self) -> usize {
@@ -237,4 +244,80 @@ fn a_running_job_is_granted_a_window() {
     // Members that have left are paced no more.
     wait_until("the job ended", DEADLINE, || Ok(job().generation == 0)).unwrap();
     assert!(!bench.aggregator.process.has_ended().unwrap());
+}
+
+/// Jobs of [`sixteen_jobs_of_eight_come_and_go`], and ranks of each.
+const CROWD: (usize, usize) = (16, 8);
+
+/// Most that the aggregator's memory may grow after the second round, in KiB: what an allocator keeps for itself.
+const GROWTH: u64 = 4096;
+
+impl Bench {
+    /// All ranks of all jobs at once; every result is the expected one.
+    fn crowd(&self, expected: &[u8]) {
+        let (jobs, world) = CROWD;
+        let member = |number: usize, rank: usize| {
+            let folder = self.path(&format!("crowd-{number}"));
+            fs::create_dir_all(&folder).unwrap();
+            let mut worker = WorkerCommand::new(&self.lab, Family::V4, rank, world, &folder);
+            worker.job = format!("crowd-{number}");
+            worker.input = self.path(&format!("input-rank{rank}.safetensors"));
+            let mut command = self.lab.workers[rank].namespace.command(paatp().unwrap());
+            command.args(worker.args());
+            (Process::spawn(format!("rank {rank} of {}", worker.job), command).unwrap(), worker.output)
+        };
+        let members = (0..jobs).flat_map(|number| (0..world).map(move |rank| (number, rank)));
+        let members: Vec<_> = members.map(|(number, rank)| member(number, rank)).collect();
+        for (mut process, output) in members {
+            let finished = process.wait(DEADLINE).unwrap();
+            assert!(finished.is_success(), "{}\n{}", finished.output, self.aggregator.process.output());
+            assert!(fs::read(&output).unwrap() == expected, "{}", output.display());
+        }
+    }
+}
+
+/// Sixteen jobs of eight ranks at once, half of them in the pool, created and deleted over and over: every sum is right,
+/// and nothing is left of them. Twice; with `PAATP_SOAK_MINUTES=10` for ten minutes.
+#[test]
+fn sixteen_jobs_of_eight_come_and_go() {
+    if !require_bpf("jobs::sixteen_jobs_of_eight_come_and_go") {
+        return;
+    }
+    let minutes = std::env::var("PAATP_SOAK_MINUTES").ok().and_then(|minutes| minutes.parse::<f64>().ok());
+    let end = Instant::now() + Duration::from_secs_f64(60.0 * minutes.unwrap_or(0.0));
+    let (jobs, world) = CROWD;
+    let bench = Bench::new(world, &["--memory", "16MiB", "--pool", "4MiB"]);
+    bench.inputs(&synthetic(world, 3, &[(Dtype::F32, 5_000), (Dtype::I32, 300)], 1.0));
+    let expected = bench.run("lab", world, None).swap_remove(0);
+    let maps = Maps::on(&bench.lab.aggregator.namespace, &bench.lab.aggregator.interface).unwrap();
+    let (before, descriptors) = (bench.node(), bench.descriptors());
+    let (mut rounds, mut resident) = (0, 0);
+    while rounds < 2 || Instant::now() < end {
+        for number in 0..jobs {
+            let shared = if number % 2 == 0 { "--shared" } else { "" };
+            let size = "--slots 128 --window 32 --access open";
+            bench.manage(&format!("create crowd-{number} --world {world} {size} {shared}"));
+        }
+        bench.crowd(&expected);
+        (0..jobs).for_each(|number| drop(bench.manage(&format!("delete crowd-{number}"))));
+        wait_until("deleted jobs were free", DEADLINE, || Ok(bench.node() == before)).unwrap();
+        wait_until("connections were closed", DEADLINE, || Ok(bench.descriptors() <= descriptors)).unwrap();
+        let entries = maps.array::<[u8; size_of::<JobEntry>()]>("JOBS").unwrap();
+        for number in 1..64 {
+            let entry: JobEntry = bytemuck::pod_read_unaligned(&entries.get(&number, 0).unwrap());
+            assert_eq!(entry.generation, 0, "entry {number}");
+        }
+        rounds += 1;
+        let now = bench.resident();
+        if rounds <= 2 {
+            resident = now;
+        }
+        assert!(now <= resident + GROWTH, "{resident} KiB after the second round, {now} KiB after {rounds}");
+    }
+    println!(
+        "{rounds} rounds of {jobs} jobs of {world} ranks; the aggregator's memory: {resident} KiB after the second, {} KiB \
+         at the end",
+        bench.resident()
+    );
+    assert!(bench.aggregator.stop().unwrap().is_success());
 }
