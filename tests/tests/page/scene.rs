@@ -206,14 +206,19 @@ fn router(scene: Shared) -> Router {
             scene.refuses
         };
         match refuses.and_then(|status| StatusCode::from_u16(status).ok()) {
-            Some(status) => {
-                (status, r#"{"code":"busy","detail":"too many who look; try again"}"#).into_response()
-            }
+            Some(status) => (status, problem(status).to_string()).into_response(),
             None => next.run(request).await,
         }
     };
     let api = api.layer(middleware::from_fn_with_state(scene.clone(), refused));
     Router::new().merge(page::router()).merge(api).with_state(scene)
+}
+
+/// A refusal, as the API tells them.
+fn problem(status: StatusCode) -> Value {
+    let title = status.canonical_reason().unwrap_or_default();
+    let detail = "too many who look; try again";
+    json!({ "code": "busy", "title": title, "status": status.as_u16(), "detail": detail })
 }
 
 fn answer(value: &Value) -> Response {

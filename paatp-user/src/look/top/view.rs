@@ -103,10 +103,11 @@ fn lead<'a>(app: &'a App, palette: &Palette, now: Instant) -> Text<'a> {
     let mut lines = Vec::new();
     match app.silence(now) {
         Some(failure) => {
-            let age =
-                app.age(now).map(|age| format!("; what is shown is {} old", words::time(age.as_secs_f64())));
-            lines.push(Line::from(vec![name, Span::styled("  ▲ no answer", palette.alarm())]));
-            lines.push(Line::styled(format!(" {failure}{}", age.unwrap_or_default()), palette.alarm()));
+            // Its age first: on a narrow screen the reason may be cut off.
+            let age = app.age(now).map(|age| words::time(age.as_secs_f64()));
+            let age = age.map(|age| format!("; what is shown is {age} old")).unwrap_or_default();
+            lines.push(Line::from(vec![name, Span::styled(format!("  ▲ no answer{age}"), palette.alarm())]));
+            lines.push(Line::styled(format!(" {failure}"), palette.alarm()));
         }
         None => {
             let Some(snapshot) = &app.snapshot else {

@@ -87,8 +87,8 @@ fn silence() {
     app.take(Err(failure.into()), now + Duration::from_secs(9));
     let shown = screen(&app, now + Duration::from_secs(9), 110, 30);
     let lines: Vec<&str> = shown.lines().collect();
-    assert_eq!(lines[0], " paatp at 127.0.0.1:20545  ▲ no answer");
-    assert_eq!(lines[1], format!(" {failure}; what is shown is 9 s old"));
+    assert_eq!(lines[0], " paatp at 127.0.0.1:20545  ▲ no answer; what is shown is 9 s old");
+    assert_eq!(lines[1], format!(" {failure}"));
     assert!(shown.contains("train") && shown.contains("rank 2, 3.2 s"), "what was known stays:\n{shown}");
 }
 
