@@ -39,7 +39,7 @@ struct Args {
 const JOBS: [(&str, usize); 3] = [("train", 4), ("eval", 2), ("tune", 3)];
 /// The rank of `train` whose link is slow, and the link: bits a second, bytes that may wait.
 const SLOW_RANK: usize = 2;
-const SLOW_LINK: Shape = Shape { rate: 60_000_000, buffer: 64 << 10 };
+const SLOW_LINK: Shape = Shape { rate: 20_000_000, buffer: 64 << 10 };
 /// Values of one tensor: 8 MiB.
 const VALUES: usize = 2 << 20;
 /// Longest run of one all-reduce.
@@ -136,8 +136,8 @@ fn take(args: &Args, program: &Path, lab: &Lab) -> Result<()> {
     browser.open(&format!("http://127.0.0.1:{PORT}/#job=train"))?;
     browser.wait_for("the job was drawn", "document.querySelectorAll('#ranks tbody tr').length === 4")?;
     browser.wait_for(
-        "the job runs and a rank is marked",
-        "document.querySelector('#jobs tbody td').innerText === 'running' && document.querySelector('#ranks .straggler') !== null",
+        "the job runs and the slow rank is marked",
+        "document.querySelector('#jobs tbody td').innerText === 'running' && document.querySelector('#ranks tbody tr:nth-child(3)').matches('.straggler')",
     )?;
     save(&mut browser, &args.output)?;
     if let Some(path) = &args.dark {
