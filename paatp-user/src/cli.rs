@@ -38,6 +38,7 @@ Exit status: 0 all went well, or
   3 `run` cannot work here as it is: privileges, kernel, interface (ask `paatp doctor`)
   4 `run`: the interface or the port is taken
   5 `run`: pinned state of another build is in the way
+  6 `status`: the aggregator answers, and something needs a look
   128 and a signal's number: after a second signal";
 
 /// After the options of `paatp run`.

@@ -19,12 +19,21 @@ pub enum Exit {
     Taken,
     /// Pinned state of another build is in the way.
     Incompatible,
+    /// `paatp status`: the aggregator answers, and somebody should look at it.
+    Trouble,
 }
 
 impl Exit {
     /// All of them, by number.
-    pub const ALL: [Exit; 6] =
-        [Exit::Success, Exit::Failure, Exit::Usage, Exit::Preflight, Exit::Taken, Exit::Incompatible];
+    pub const ALL: [Exit; 7] = [
+        Exit::Success,
+        Exit::Failure,
+        Exit::Usage,
+        Exit::Preflight,
+        Exit::Taken,
+        Exit::Incompatible,
+        Exit::Trouble,
+    ];
 
     /// The number that the process ends with.
     #[must_use]
@@ -36,6 +45,7 @@ impl Exit {
             Exit::Preflight => 3,
             Exit::Taken => 4,
             Exit::Incompatible => 5,
+            Exit::Trouble => 6,
         }
     }
 
@@ -51,6 +61,7 @@ impl Exit {
             }
             Exit::Taken => "`run`: the interface or the port is taken, perhaps by another `paatp run`",
             Exit::Incompatible => "`run`: pinned state of another build is in the way",
+            Exit::Trouble => "`status`: the aggregator answers, and something needs a look",
         }
     }
 
@@ -110,7 +121,7 @@ mod tests {
     #[test]
     fn statuses_are_their_places() {
         let statuses: Vec<u8> = Exit::ALL.iter().map(|exit| exit.status()).collect();
-        assert_eq!(statuses, [0, 1, 2, 3, 4, 5]);
+        assert_eq!(statuses, [0, 1, 2, 3, 4, 5, 6]);
     }
 
     /// `docs/operations.md` and `paatp --help` tell each with its meaning.

@@ -11,13 +11,11 @@ use thiserror::Error;
 
 use crate::client::job::{JobError, job_sync_in_words, state_in_words};
 use crate::client::table::columns;
+use crate::exit::Exit;
 use crate::telemetry::health::Level;
 use crate::telemetry::snapshot::{JobSnapshot, RankSnapshot, Snapshot};
 
 use super::{Eyes, Target, words};
-
-/// Exit status if the aggregator answers and somebody should look at it. Smaller ones are those of all commands.
-pub const TROUBLE: u8 = 6;
 
 /// Time between two looks of `--watch`.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -100,7 +98,8 @@ pub fn run(args: &Status) -> Result<ExitCode, StatusError> {
     };
     // Whoever closed standard output does not want it.
     let _ = std::io::stdout().lock().write_all(text.as_bytes());
-    Ok(if snapshot.health.level == Level::Trouble { TROUBLE.into() } else { ExitCode::SUCCESS })
+    let exit = if snapshot.health.level == Level::Trouble { Exit::Trouble } else { Exit::Success };
+    Ok(exit.into())
 }
 
 fn look(args: &Status, eyes: &Eyes) -> Result<Snapshot, StatusError> {
