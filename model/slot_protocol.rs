@@ -15,9 +15,10 @@ struct P { k:u8, w:u8, gen:u8, seq:u8, ack:u8, att:u8, exp:u8, nexp:u8, st:u8, p
 #[derive(Clone,Copy,Default,PartialEq,Eq,Hash,Debug)]
 struct W { alive:u8, gen:u8, next:u8, queued:u8, pn:[u8;KM], min:u8, del:[u8;KM], att:[u8;KM], exp:[u8;KM], ret:[u8;KM], ge:[u8;KM] }
 #[derive(Clone,Copy,Default,PartialEq,Eq,Hash,Debug)]
-struct Sl { used:u8, seq:u8, gen:u8, bits:u8, cnt:u8, dirty:u8, done:u8, fm:u8, att:u8, mem:u8, exp:u8, nexp:u8, sg:u8 }
+struct Sl { used:u8, seq:u8, gen:u8, bits:u8, cnt:u8, dirty:u8, done:u8, fm:u8, att:u8, mem:u8, exp:u8, nexp:u8, sg:u8, ep:u8 }
+// pol: 0 one policy 1 armed 2 switching at px; pe: epoch (+1) that each chunk began under
 #[derive(Clone,Copy,Default,PartialEq,Eq,Hash,Debug)]
-struct St { w:[W;N], s:[Sl;SM], ack:[u8;N], gen:u8, exp:u8, cor:u8, wcor:u8, crash:u8, poison:u8, net:[P;C] }
+struct St { w:[W;N], s:[Sl;SM], ack:[u8;N], gen:u8, exp:u8, cor:u8, wcor:u8, crash:u8, poison:u8, pol:u8, px:u8, pe:[u8;KM], net:[P;C] }
 #[derive(Clone,Debug)]
 struct Cfg { n:usize, s:usize, k:usize, cap:usize, q:usize, modulus:u8,
  mem_bad:u8, wire_bad:u8, crash:u8 /*1 shrink 2 rejoin*/, poison:u8,
@@ -26,8 +27,10 @@ struct Cfg { n:usize, s:usize, k:usize, cap:usize, q:usize, modulus:u8,
  redo_any:bool /*any failed check -> redo, aggregator obeys*/, verify:bool /*agg obeys only if its own memory fails*/, freeze:bool, att_strict:bool, linger:bool, retain:bool,
  ret_per_answer:bool, exps:bool, w:usize, ops:&'static [u8] /*lengths of queued operations: handover of exponents across their borders; 2 = UNKNOWN*/, no_moved:bool, exp_gack:bool, exp_late:bool, exp_requant:bool,
  shrink_gen:bool, shrink_clear:bool, shrink_pop:bool, complete_on_add_only:bool, salt_gen:bool,
- slot_gen:bool, toctou:bool, store_if_empty:bool, live:bool, prog_min:bool, nodup:bool, ackfloor:bool, abort_redo_dead:bool }
-fn base()->Cfg{ Cfg{ops:&[],no_moved:false,n:2,s:1,k:3,cap:3,q:9,modulus:100,mem_bad:0,wire_bad:0,crash:0,poison:0,strict_window:true,ack_on_accept:false,any_ack:false,redo_any:false,verify:true,freeze:true,att_strict:true,linger:true,retain:true,ret_per_answer:false,exps:false,w:1,exp_gack:false,exp_late:false,exp_requant:false,shrink_gen:false,shrink_clear:false,shrink_pop:false,complete_on_add_only:false,salt_gen:false,slot_gen:true,toctou:false,store_if_empty:true,live:true,prog_min:false,nodup:false,ackfloor:true,abort_redo_dead:false} }
+ slot_gen:bool, toctou:bool, store_if_empty:bool, live:bool, prog_min:bool, nodup:bool, ackfloor:bool, abort_redo_dead:bool,
+ flip:u8 /*1 a change of the quorum is asked for once*/, q2:usize, x_ahead:usize /*X = first chunk that begins + this*/, pol_touch:bool /*read at each touch*/ }
+fn base()->Cfg{ Cfg{ops:&[],no_moved:false,n:2,s:1,k:3,cap:3,q:9,modulus:100,mem_bad:0,wire_bad:0,crash:0,poison:0,strict_window:true,ack_on_accept:false,any_ack:false,redo_any:false,verify:true,freeze:true,att_strict:true,linger:true,retain:true,ret_per_answer:false,exps:false,w:1,exp_gack:false,exp_late:false,exp_requant:false,shrink_gen:false,shrink_clear:false,shrink_pop:false,complete_on_add_only:false,salt_gen:false,slot_gen:true,toctou:false,store_if_empty:true,live:true,prog_min:false,nodup:false,ackfloor:true,abort_redo_dead:false,flip:0,q2:9,x_ahead:2,pol_touch:false} }
+fn quo(c:&Cfg)->bool{ c.q<9 || c.flip>0 && c.q2<9 }
 type V=Option<String>;
 fn pop(x:u8)->usize{x.count_ones() as usize}
 fn wack(c:&Cfg,w:&W)->u8{ let mut a=0; while (a as usize)<c.k && w.del[a as usize]!=0 {a+=1} a }
@@ -45,8 +48,9 @@ impl St{
  fn send(&mut self,c:&Cfg,p:P)->bool{ let u=self.net.iter().filter(|x|x.k!=0).count(); if self.net.contains(&p){return false} if u>=c.cap {return false} for x in self.net.iter_mut(){ if x.k==0{*x=p;break} } self.net.sort_unstable(); true }
  fn rm(&mut self,i:usize){ self.net[i]=P::default(); self.net.sort_unstable(); }
  fn minack(&self,c:&Cfg)->u8{ let mut m=255; for r in 0..c.n { if self.exp>>r&1==1 { m=m.min(self.ack[r]) } } if c.any_ack { let mut x=0; for r in 0..c.n {x=x.max(self.ack[r])} x } else {m} }
- fn try_done(&mut self,c:&Cfg,i:usize){ let x=self.exp; let s=&mut self.s[i]; if s.used==0||s.done==1 {return}
-   let ok = if s.fm!=0 { s.bits & s.fm == s.fm } else if c.q<9 { pop(s.bits)>=c.q.min(pop(x)) } else if c.shrink_pop { pop(s.bits)>=pop(x) } else { s.bits & x == x };
+ fn try_done(&mut self,c:&Cfg,i:usize){ let x=self.exp; let now=self.pol==2; let s=&mut self.s[i]; if s.used==0||s.done==1 {return}
+   let q=if c.pol_touch && now || s.ep==1 {c.q2} else {c.q};
+   let ok = if s.fm!=0 { s.bits & s.fm == s.fm } else if q<9 { pop(s.bits)>=q.min(pop(x)) } else if c.shrink_pop { pop(s.bits)>=pop(x) } else { s.bits & x == x };
    if ok && s.bits!=0 { s.done=1; if c.freeze {s.fm=s.bits} } }
  // the aggregator: returns answer, violation
  fn handle(&mut self,c:&Cfg,p:P)->(Option<P>,V){
@@ -75,12 +79,21 @@ impl St{
         else { fresh = !same; }
      } else { fresh = !same && (s.used==0 || (diff<md/2+(md%2) && min>s.seq)); if !same && !fresh { st= if diff>=md/2 {3} else {2} } }
      let older = st==3; let _=older;
+     if st==0 && fresh && c.flip>0 {
+        let k=p.seq as usize;
+        if self.pol==1 { self.pol=2; self.px=p.seq+c.x_ahead as u8 }
+        let e=(self.pol==2 && p.seq>=self.px) as u8;
+        if self.pe[k]!=0 && self.pe[k]!=e+1 { v=Some(format!("seq {} began under two policies",k)) }
+        self.pe[k]=e+1;
+        for j in 0..KM { if self.pe[j]!=0 && ((j<k && self.pe[j]>e+1) || (j>k && self.pe[j]<e+1)) { v=Some(format!("no one chunk parts the policies: seq {} has epoch {}, seq {} epoch {}",j,self.pe[j]-1,k,e)) } }
+     }
+     let ep=if c.flip>0 && st==0 && fresh {self.pe[p.seq as usize]-1} else {0};
      if st==0 && fresh {
         let n=&mut self.s[i];
         if p.bad==1 { // corrupted on the wire: stored, found, undone
-           *n=Sl{used:1,seq:p.seq,gen:self.gen,bits:0,dirty:1,att:0,..Sl::default()}; st=7;
+           *n=Sl{used:1,seq:p.seq,gen:self.gen,bits:0,dirty:1,att:0,ep,..Sl::default()}; st=7;
         } else {
-        *n=Sl{used:1,seq:p.seq,gen:self.gen,bits:bit,cnt:1<<(2*r),att:p.att,exp:p.exp,nexp:p.nexp,sg:p.gen,..Sl::default()};
+        *n=Sl{used:1,seq:p.seq,gen:self.gen,bits:bit,cnt:1<<(2*r),att:p.att,exp:p.exp,nexp:p.nexp,sg:p.gen,ep,..Sl::default()};
         if p.gen!=self.gen { n.dirty=1 } }
         self.try_done(c,i);
      } else if st==0 && same {
@@ -142,11 +155,13 @@ impl St{
      for x in 0..n { let want= p.m>>x&1; if p.cnt>>(2*x)&3 != want { return Some(format!("sum of seq {} not what its bitmap says (cnt {:b} bits {:b})",k,p.cnt,p.m)) } }
      let d=1+p.m+16*p.nexp;
      for x in 0..n { if x!=r && self.w[x].gen==self.w[r].gen || (c.crash!=2 && x!=r) { let o=self.w[x].del[k]; if o!=0 && o!=d && (self.w[x].alive==1) { return Some(format!("ranks {} and {} deliver different results of seq {}: bitmap {:b}/{:b} nexp {}/{}",x,r,k,(o-1)&15,p.m,(o-1)/16,p.nexp)) } } }
-     if c.q==9 && p.m&me==0 { return Some(format!("rank {} seq {}: result without its contribution although quorum is n (contribution lost)",r,k)) }
+     let q_of=if c.flip>0 && self.pe[k]==2 {c.q2} else {c.q};
+     if c.flip>0 && q_of==9 && pop(p.m)<c.n { return Some(format!("seq {} began when all ranks were needed, and is complete with {:b}",k,p.m)) }
+     if q_of==9 && p.m&me==0 { return Some(format!("rank {} seq {}: result without its contribution although quorum is n (contribution lost)",r,k)) }
      self.w[r].del[k]=d;
      // residual: decided by the delivered bitmap
-     if c.q<9 && !c.ret_per_answer { if p.m&me==0 { self.w[r].ret[k]+=1 } }
-     if c.q<9 && p.m&me!=0 && self.w[r].ret[k]>0 { return Some(format!("rank {} seq {}: included AND returned",r,k)) }
+     if quo(c) && !c.ret_per_answer { if p.m&me==0 { self.w[r].ret[k]+=1 } }
+     if quo(c) && p.m&me!=0 && self.w[r].ret[k]>0 { return Some(format!("rank {} seq {}: included AND returned",r,k)) }
      // a contribution in nobody's bitmap may not have been dropped
    } else if p.att>self.w[r].att[k] { self.w[r].att[k]=p.att }
    None
@@ -194,16 +209,17 @@ impl St{
      if nx<c.k && nx < ack as usize + c.s { ks.push(nx) }
      for k in 0..nx { if w.del[k]==0 { ks.push(k) } else if (w.att[k]>0 || (c.shrink_clear && c.att_strict==false && w.gen>0)) && k>=w.min as usize && c.retain && c.linger { ks.push(k) } }
      for k in ks { let mut t=*self; 
-        if k==nx && w.del[k]!=0 && c.q<9 { t.w[r].next+=1; out.push((format!("w{} skips seq {} (already delivered)",r,k),t,None)); continue }
+        if k==nx && w.del[k]!=0 && quo(c) { t.w[r].next+=1; out.push((format!("w{} skips seq {} (already delivered)",r,k),t,None)); continue }
         if let Some(p)=t.contrib(c,r,k) { if k==nx {t.w[r].next+=1} if t.send(c,p) { 
            out.push((format!("w{} sends {}",r,show(p)),t,None)); 
            if c.poison>self.poison { let mut t2=t; for x in t2.net.iter_mut(){ if *x==p {x.bad=1} } t2.net.sort_unstable(); t2.poison+=1; out.push((format!("w{} sends {} CORRUPTED",r,show(p)),t2,None)); }
         } } }
      // pulls
-     let hi = if c.q<9 || c.crash==1 { (ack as usize+c.s).min(c.k) } else { nx };
+     let hi = if quo(c) || c.crash==1 { (ack as usize+c.s).min(c.k) } else { nx };
      for k in 0..hi { if w.del[k]==0 { let mut t=*self; if t.send(c,P{k:2,w:r as u8,gen:w.gen,seq:k as u8,ack,att:0,..P::default()}) { out.push((format!("w{} pulls {} ack {}",r,k,ack),t,None)); } } }
      if c.linger && ((w.min as usize)<c.k||c.crash==2) && ack as usize>0 { let mut t=*self; if t.send(c,P{k:2,w:r as u8,gen:w.gen,seq:ack-1,ack,att:0,..P::default()}) { out.push((format!("w{} lingers: pull ack {}",r,ack),t,None)); } }
    }
+   if c.flip>0 && self.pol==0 { let mut t=*self; t.pol=1; out.push(("control: ANOTHER QUORUM is wanted".into(),t,None)); }
    if c.mem_bad>self.cor { for i in 0..c.s { let s=self.s[i]; if s.used==1&&s.done==1&&s.mem==0 && s.gen==self.gen { let mut t=*self; t.s[i].mem=1; t.cor+=1; out.push((format!("MEMORY of slot {} (seq {}) corrupted",i,s.seq),t,None)); } } }
    if c.crash>0 && self.crash==0 { let r=c.n-1; let mut t=*self; t.crash=1; t.w[r].alive=0; out.push((format!("rank {} CRASHES",r),t,None)); }
    if c.crash>0 && self.crash==1 { let r=c.n-1; let mut t=*self; t.crash=2;
@@ -318,5 +334,14 @@ fn main(){
  l.push(("o-handover w3 ops 3,1,2 cap1",Cfg{ops:&[3,1,2],w:3,s:3,k:7,cap:1,..b.clone()}));
  l.push(("p-handover w2 without the rule, round at d",Cfg{ops:&[2,1,1,1],w:2,s:3,k:6,cap:1,no_moved:true,..b.clone()}));
  l.push(("p-handover w1 from acknowledgements",Cfg{ops:&[2,2],w:1,s:2,k:4,cap:3,exp_gack:true,..b.clone()}));
+ // q policy flips: X = first chunk to begin + 2 S
+ l.push(("q-flip n2 S1 K4 all to 1 cap2",Cfg{flip:1,q:9,q2:1,x_ahead:2,s:1,k:4,cap:2,..b.clone()}));
+ l.push(("q-flip n2 S1 K4 1 to all cap2",Cfg{flip:1,q:1,q2:9,x_ahead:2,s:1,k:4,cap:2,..b.clone()}));
+ l.push(("q-flip n2 S2 K5 all to 1 X = k + S cap2",Cfg{flip:1,q:9,q2:1,x_ahead:2,s:2,k:5,cap:2,..b.clone()}));
+ l.push(("q-flip n2 S2 K4 1 to all X = k + S cap2",Cfg{flip:1,q:1,q2:9,x_ahead:2,s:2,k:4,cap:2,..b.clone()}));
+ l.push(("q-flip n2 S1 K3 redo mem all to 1 cap2",Cfg{flip:1,q:9,q2:1,x_ahead:1,s:1,k:3,cap:2,mem_bad:1,..b.clone()}));
+ l.push(("q-flip n3 S1 K2 all to 2 cap2",Cfg{n:3,flip:1,q:9,q2:2,x_ahead:1,s:1,k:2,cap:2,..b.clone()}));
+ l.push(("r-flip X = k + 1",Cfg{flip:1,q:9,q2:1,x_ahead:1,s:2,k:4,cap:2,live:false,..b.clone()}));
+ l.push(("r-flip the policy is read at each touch",Cfg{flip:1,q:9,q2:1,x_ahead:1,pol_touch:true,s:1,k:3,cap:2,live:false,..b.clone()}));
  for (n,c) in l { if n.contains(&pat) { run(n,&c,lim); } }
 }
