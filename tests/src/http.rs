@@ -43,12 +43,27 @@ pub fn ask(namespace: &Namespace, address: SocketAddr, method: &str, path: &str)
 /// # Errors
 /// Where nobody answers.
 pub fn send(address: SocketAddr, method: &str, path: &str, body: &str) -> Result<Response> {
+    send_as(None, address, method, path, body)
+}
+
+/// The same, with a bearer token.
+///
+/// # Errors
+/// Where nobody answers.
+pub fn send_as(
+    token: Option<&str>,
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    body: &str,
+) -> Result<Response> {
     let mut stream = TcpStream::connect_timeout(&address, TIMEOUT).with_context(|| address.to_string())?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     let json = format!("Content-Type: application/json\r\nContent-Length: {}\r\n", body.len());
     let about = if body.is_empty() { "" } else { json.as_str() };
-    stream
-        .write_all(format!("{method} {path} HTTP/1.0\r\nHost: {address}\r\n{about}\r\n{body}").as_bytes())?;
+    let token = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
+    let head = format!("{method} {path} HTTP/1.0\r\nHost: {address}\r\n{token}{about}\r\n");
+    stream.write_all((head + body).as_bytes())?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
     let (head, body) = text.split_once("\r\n\r\n").context("no end of the header")?;
