@@ -152,6 +152,40 @@ fn f1_the_linger_ends() {
     assert!(net.now < 22_000_000);
 }
 
+/// F24: a rank that is done and has nothing to say still hears that its generation is over, without being asked for
+/// anything; leaving then waits for nobody.
+#[test]
+fn f24_a_finished_rank_hears_of_a_rejoin() {
+    for over in [false, true] {
+        let mut net = Net::new(SHAPE, FAIR, 1);
+        all_reduce(&mut net, 1);
+        net.run(10_000, |net| !net.events[1].is_empty());
+        net.silent[1] = true; // its last acknowledgement never gets out, so rank 0 is still needed
+        net.aggregator.jobs[0].generation += u32::from(over);
+        let until = net.now + 60_000_000;
+        while net.now < until && net.step() {}
+        let now = net.time();
+        net.workers[0].leave(now);
+        net.pump_all();
+        assert_eq!(net.left[0], over.then_some(false), "at once, and only if the generation is over");
+    }
+}
+
+/// F24: a rank that nobody needs any more, and that therefore says nothing, hears it with its next operation.
+#[test]
+fn f24_an_idle_rank_hears_of_a_rejoin_when_it_goes_on() {
+    let mut net = Net::new(SHAPE, FAIR, 1);
+    all_reduce(&mut net, 1);
+    net.run_until_events(1, 10_000);
+    while net.step() {}
+    net.aggregator.jobs[0].generation += 1;
+    all_reduce(&mut net, 1);
+    net.run_until_events(2, 10_000);
+    for events in &net.events {
+        assert!(matches!(events[1], Event::Failed { error: OperationError::Rejoin, .. }), "{:?}", events[1]);
+    }
+}
+
 /// F1 ii, iii: rank 0 has the result and lingers; the memory goes bad before rank 1 has it. Rank 0 sends the same bytes
 /// again.
 #[test]

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::netns::Namespace;
 
@@ -75,4 +75,28 @@ pub fn send_as(
     };
     let headers = lines.filter_map(header).collect();
     Ok(Response { status: status.parse().context("no status")?, headers, body: body.into() })
+}
+
+/// All ranks of a job join from inside a namespace.
+///
+/// # Errors
+/// Where one is refused.
+pub fn join_all(namespace: &Namespace, address: SocketAddr, job: &str, world: u32) -> Result<()> {
+    let path = format!("/v1/jobs/{job}/join");
+    let joined: Vec<Result<u16>> = std::thread::scope(|scope| {
+        let path = &path;
+        let one = |rank: u32| {
+            scope.spawn(move || {
+                let body = format!(r#"{{"protocol":1,"rank":{rank},"world":{world},"wait_seconds":30}}"#);
+                Ok(namespace.run(|| send(address, "POST", path, &body))??.status)
+            })
+        };
+        let ranks: Vec<_> = (0..world).map(one).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|_| bail!("no thread"))).collect()
+    });
+    for status in joined {
+        let status = status?;
+        ensure!(status == 200, "a rank of {job} was refused: {status}");
+    }
+    Ok(())
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use paatp_tests::gradients::synthetic;
-use paatp_tests::http::send_as;
+use paatp_tests::http::{join_all, send_as};
 use paatp_tests::job::Running;
 use paatp_tests::netns::Namespace;
 use paatp_tests::process::{Aggregator, AggregatorOptions, PORT};
@@ -220,6 +220,9 @@ fn measure(args: &Args) -> Result<[Seen; 4]> {
     options.aggregator.more.extend(more.clone());
     let there_options = AggregatorOptions { more, ..AggregatorOptions::world(args.workers) };
     let there_runs = Aggregator::start(&neighbour, &there_options)?;
+    // Both say the same of their jobs: theirs runs as well, without a packet.
+    let world = u32::try_from(args.workers)?;
+    join_all(&neighbour.aggregator.namespace, LOOPBACK, &there_options.job, world)?;
     let token = std::fs::read_to_string(&file).context("the aggregator made no token")?;
     let token = token.trim();
     let [there, here] =
@@ -230,10 +233,12 @@ fn measure(args: &Args) -> Result<[Seen; 4]> {
     for round in 0..args.rounds {
         let start = Instant::now();
         seen[0].take(None, there.ask_until(|| start.elapsed() > IDLE)?);
-        for (seen, asked) in seen[1..].iter_mut().zip([None, Some(&there), Some(&here)]) {
+        let kinds = [None, Some(&there), Some(&here)];
+        // In turn first: what a run leaves behind must not always meet the same one.
+        for index in (0..kinds.len()).map(|place| (round + place) % kinds.len()) {
             let (rate, times) =
-                run(&lab, &inputs, &options, asked).with_context(|| format!("round {round}"))?;
-            seen.take(Some(rate), times);
+                run(&lab, &inputs, &options, kinds[index]).with_context(|| format!("round {round}"))?;
+            seen[index + 1].take(Some(rate), times);
         }
     }
     ensure!(there_runs.stop()?.is_success(), "the second aggregator failed");
