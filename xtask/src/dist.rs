@@ -28,7 +28,7 @@ const COPIED: [&str; 6] = [
 /// Writes what the code decides into checked-in files, or says which are not as they should be.
 pub fn codegen(workspace: &Workspace, check: bool) -> Result<()> {
     objects::ebpf(workspace)?;
-    objects::host(workspace, Profile::Debug, &["-p", "paatp-packaging", "--bin", "packaging"])?;
+    objects::host(workspace, Profile::Debug, &["packaging"])?;
     let mut command = Command::new(workspace.binary(Profile::Debug, "packaging"));
     command.arg("codegen").arg(&workspace.root).args(check.then_some("--check"));
     process::run(&mut command, "`cargo xtask codegen` writes what differs.")
@@ -37,11 +37,7 @@ pub fn codegen(workspace: &Workspace, check: bool) -> Result<()> {
 /// Builds everything; the folder that it is in.
 pub fn build(workspace: &Workspace) -> Result<PathBuf> {
     objects::ebpf(workspace)?;
-    objects::host(
-        workspace,
-        Profile::Release,
-        &["-p", "paatp-user", "--bin", "paatp", "-p", "paatp-packaging", "--bin", "packaging"],
-    )?;
+    objects::host(workspace, Profile::Release, &["paatp", "packaging"])?;
     let dist = workspace.target.join("dist");
     let assets = workspace.target.join(Profile::Release.folder()).join(ASSETS);
     for folder in [&dist, &assets] {

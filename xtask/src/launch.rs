@@ -14,25 +14,17 @@ use crate::probe;
 use crate::process;
 use crate::workspace::{Profile, Workspace, find_program};
 
-/// Builds a program of `paatp-tests` and `paatp` itself, and becomes the former.
+/// Builds a program of `paatp-tests` and `paatp` itself, optimised, and becomes the former.
 pub fn replace(workspace: &Workspace, program: &str, args: &[OsString]) -> Result<ExitCode> {
-    become_it(prepare(workspace, program)?.args(args))
+    become_it(build(workspace, Profile::Release, program)?.args(args))
 }
 
-/// Builds a program of `paatp-tests` and `paatp` itself, optimised; gives the command that starts it
-/// in the caller's folder.
-pub fn prepare(workspace: &Workspace, program: &str) -> Result<Command> {
+/// Builds a program of `paatp-tests` and `paatp` itself; gives the command that starts it in the caller's folder.
+pub fn build(workspace: &Workspace, profile: Profile, program: &str) -> Result<Command> {
     objects::ebpf(workspace)?;
-    // One build for both, so that they share their dependencies.
-    objects::host(
-        workspace,
-        Profile::Release,
-        &["-p", "paatp-user", "--bin", "paatp", "-p", "paatp-tests", "--bin", program],
-    )?;
-    let mut command = Command::new(workspace.binary(Profile::Release, program));
-    command
-        .env("PAATP_BIN", workspace.binary(Profile::Release, "paatp"))
-        .env("PAATP_EBPF_DIR", workspace.ebpf_dir());
+    objects::host(workspace, profile, &["paatp", program])?;
+    let mut command = Command::new(workspace.binary(profile, program));
+    command.env("PAATP_BIN", workspace.binary(profile, "paatp")).env("PAATP_EBPF_DIR", workspace.ebpf_dir());
     Ok(command)
 }
 

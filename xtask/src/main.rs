@@ -6,7 +6,7 @@
 //!
 //! | variable | set for | meaning |
 //! |---|---|---|
-//! | `PAATP_EBPF_DIR` | every child | where `paatp.bpf.o`, `worker.bpf.o` and `lab.bpf.o` are |
+//! | `PAATP_EBPF_DIR` | every child, unless the target directory is `target` | where `paatp.bpf.o`, `worker.bpf.o` and `lab.bpf.o` are |
 //! | `PAATP_BIN` | tests, verify, run, bench | the built `paatp` program |
 //! | `PAATP_REQUIRE_BPF` | tests | `1`: a test that cannot use BPF fails instead of skipping itself |
 //! | `PAATP_SKIP_LOG` | tests | file to which a test appends `SKIPPED: <name>: <reason>` |

@@ -25,7 +25,7 @@ const MISALIGNED_SINCE: u32 = 22;
 /// Builds everything that `paatp` needs, and `paatp`.
 pub fn build_all(workspace: &Workspace, profile: Profile) -> Result<()> {
     ebpf(workspace)?;
-    host(workspace, profile, &["-p", "paatp-user"])
+    host(workspace, profile, &["paatp"])
 }
 
 /// Gets the machine ready and builds the eBPF objects.
@@ -46,13 +46,28 @@ pub fn ebpf(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// Builds programs of the host with the eBPF objects that are there.
-pub fn host(workspace: &Workspace, profile: Profile, selection: &[&str]) -> Result<()> {
+/// What debug builds choose besides their programs: all packages, and with a test the features of dev-dependencies.
+/// `cargo test --workspace` chooses the same, so that nothing is compiled twice.
+const LIKE_TESTS: [&str; 5] = ["--workspace", "--exclude", "paatp-ebpf", "--test", "manifests"];
+/// Packages with programs, for optimised builds.
+const PACKAGES: [(&str, &[&str]); 2] = [("paatp-user", &["paatp"]), ("paatp-packaging", &["packaging"])];
+
+/// Builds programs of the host, of `paatp-tests` unless told otherwise in [`PACKAGES`], with the eBPF objects that are
+/// there. All in one build, so that they share their dependencies.
+pub fn host(workspace: &Workspace, profile: Profile, programs: &[&str]) -> Result<()> {
     let mut command = workspace.cargo("build");
-    if profile == Profile::Release {
-        command.arg("--release");
+    match profile {
+        Profile::Debug => command.args(LIKE_TESTS),
+        Profile::Release => command.arg("--release"),
+    };
+    for program in programs {
+        if profile == Profile::Release {
+            let package = PACKAGES.iter().find(|(_, programs)| programs.contains(program));
+            command.args(["-p", package.map_or("paatp-tests", |(package, _)| package)]);
+        }
+        command.args(["--bin", program]);
     }
-    process::run(command.args(selection), "The compiler's messages above say where.")
+    process::run(&mut command, "The compiler's messages above say where.")
 }
 
 impl Toolchain {
@@ -75,8 +90,6 @@ impl Toolchain {
         command
             .args(["--target", TARGET])
             .env("CARGO_TARGET_DIR", workspace.ebpf_dir())
-            // Whatever the caller's: other units of code are inlined otherwise, and the verifier then wants CAP_PERFMON.
-            .env("CARGO_INCREMENTAL", "0")
             .env("CARGO_TARGET_BPFEL_UNKNOWN_NONE_LINKER", &self.linker)
             .env("CARGO_ENCODED_RUSTFLAGS", rustflags(self.llvm_major, ARCH).join("\x1f"))
             // In many small units LLVM inlines less, and the verifier gives up on what comes out.

@@ -86,13 +86,25 @@ impl Workspace {
 
     /// Gives a command the working directory and the environment of a cargo child of ours.
     pub fn dress(&self, command: &mut Command) {
-        command
-            .current_dir(&self.root)
-            .env("CARGO_TARGET_DIR", &self.target)
-            .env("PAATP_EBPF_DIR", self.ebpf_dir())
-            .stdin(Stdio::null());
+        // `cargo run` describes the package that it runs, us. Build scripts that look at these (ring's) would run again
+        // after every change between `cargo xtask` and cargo alone, and all that needs TLS be compiled again.
+        for (name, _) in env::vars_os() {
+            if name.to_str().is_some_and(|name| OF_PACKAGES.iter().any(|start| name.starts_with(start))) {
+                command.env_remove(name);
+            }
+        }
+        command.current_dir(&self.root).env("CARGO_TARGET_DIR", &self.target).stdin(Stdio::null());
+        // Not where it says the same as nothing: `cargo build` after `cargo xtask build` has nothing to do then.
+        if self.target == self.root.join("target") {
+            command.env_remove("PAATP_EBPF_DIR");
+        } else {
+            command.env("PAATP_EBPF_DIR", self.ebpf_dir());
+        }
     }
 }
+
+/// What cargo tells a program that it runs of the program's package.
+const OF_PACKAGES: [&str; 3] = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_NAME"];
 
 /// Finds a program on `PATH`, or where system administration programs are (an ordinary user's
 /// `PATH` leaves those out).
