@@ -1,5 +1,7 @@
 //! The command line.
 
+mod job;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -10,8 +12,7 @@ use paatp_transport::Reduction;
 use paatp_transport::rate::Algorithm;
 
 use crate::config::{
-    Access, ConfigError, DEFAULT_LANES, DEFAULT_SLOTS, DEFAULT_WINDOW, FailurePolicy, JobConfig, MemoryKind,
-    parse_size,
+    ConfigError, DEFAULT_LANES, DEFAULT_SLOTS, DEFAULT_WINDOW, JobConfig, MemoryKind, parse_size,
 };
 use crate::control::DEFAULT_PORT;
 use crate::doctor::{self, Doctor, SetupQueues};
@@ -22,6 +23,8 @@ use crate::look::top::{self, Top};
 use crate::settings::{self, Config};
 use crate::signals;
 use crate::sim::{self, Sim};
+
+pub use job::{AccessName, Job, JobAction, JobCreate, JobSync, PolicyName, SyncMode};
 
 /// After the options of `paatp`.
 pub const AFTER_HELP: &str = "\
@@ -98,17 +101,6 @@ Example:
 Exit status: 0 nothing of ours is left that nobody holds, 1 it failed (standard error says why and what to do), 2 it was \
 called wrongly.";
 
-/// After the options of `paatp job`.
-const AFTER_JOB: &str = "\
-Run it on the aggregator's machine, as a user who may read the token file, or name both with --control and --token-file.
-
-Example:
-  paatp job create train --world 4 --key-file train.key
-  paatp job show train
-  paatp job delete train
-
-Exit status: 0 done, 1 it failed (standard error says why and what to do), 2 it was called wrongly.";
-
 /// Sums tensors of many hosts; the additions happen on the aggregator, in the Linux kernel's XDP hook.
 #[derive(Debug, Parser)]
 #[command(name = "paatp", version, max_term_width = 110, after_help = AFTER_HELP)]
@@ -134,7 +126,7 @@ pub enum Command {
     #[command(after_help = sim::AFTER_HELP)]
     Sim(Sim),
     /// Operator: create, see, change and delete the jobs of a running aggregator.
-    #[command(after_help = AFTER_JOB)]
+    #[command(after_help = job::AFTER_JOB)]
     Job(Job),
     /// The metrics that an aggregator exports.
     Metrics(Metrics),
@@ -440,285 +432,6 @@ pub struct Allreduce {
     pub credentials: Credentials,
 }
 
-/// `paatp job`
-#[derive(Debug, Args)]
-pub struct Job {
-    /// What to do.
-    #[command(subcommand)]
-    pub action: JobAction,
-    /// Address of the aggregator's control server.
-    #[arg(
-        long,
-        global = true,
-        value_name = "ADDR[:PORT]",
-        env = "PAATP_CONTROL",
-        hide_env_values = true,
-        default_value = "127.0.0.1"
-    )]
-    pub control: String,
-    /// Print JSON, with a `schema_version`.
-    #[arg(long, global = true)]
-    pub json: bool,
-    /// Who it is.
-    #[command(flatten)]
-    pub credentials: Credentials,
-}
-
-/// What `paatp job` does.
-#[derive(Debug, Subcommand)]
-pub enum JobAction {
-    /// Create a job.
-    Create(JobCreate),
-    /// List all jobs.
-    List,
-    /// Show one job with its ranks.
-    Show {
-        /// Name of the job.
-        name: String,
-    },
-    /// Change how the ranks wait for one another; between two runs of the job only.
-    Sync(JobSync),
-    /// Delete a job; workers that take part are told that it is over.
-    Delete {
-        /// Name of the job.
-        name: String,
-    },
-    /// Show the aggregator: its memory, its jobs.
-    Node,
-    /// Let the aggregator take no new jobs and ranks; what runs goes on.
-    Drain {
-        /// Take new ones again.
-        #[arg(long)]
-        resume: bool,
-    },
-}
-
-/// `paatp job create`
-#[derive(Debug, Args)]
-pub struct JobCreate {
-    /// Name of the job: `a-z 0-9 . _ -`. Workers give the same name.
-    pub name: String,
-    /// Number of ranks (workers).
-    #[arg(long, value_name = "N")]
-    pub world: u32,
-    /// Most values in a packet, a multiple of 32: 352 fill an MTU of 1500 over IPv4; more need jumbo frames.
-    #[arg(long, default_value_t = u32::from(DEFAULT_LANES))]
-    pub lanes: u32,
-    /// Packets that the aggregator keeps results of: a power of two, at least twice --window.
-    #[arg(long, default_value_t = DEFAULT_SLOTS)]
-    pub slots: u32,
-    /// Packets that each rank may have under way at once.
-    #[arg(long, default_value_t = u32::from(DEFAULT_WINDOW))]
-    pub window: u32,
-    /// Keep results in the aggregator's pool, with those of other jobs, instead of a ring of its own.
-    #[arg(long)]
-    pub shared: bool,
-    /// Ranks that are enough to complete a packet's sum. Workers of this version need all of them [default: --world].
-    #[arg(long, value_name = "N")]
-    pub quorum: Option<u32>,
-    /// Who may join.
-    #[arg(long, value_enum, default_value = "token", value_name = "WHO")]
-    pub access: AccessName,
-    /// Write the job's key to this new file, which only its owner can read: what workers give as --token-file.
-    #[arg(long, value_name = "FILE")]
-    pub key_file: Option<PathBuf>,
-    /// Do something about ranks that hold the others up for this long, at least 1s [default: leave it to the workers].
-    #[arg(long, value_parser = duration::parse, value_name = "DURATION")]
-    pub timeout: Option<Duration>,
-    /// What to do about them.
-    #[arg(long, value_enum, default_value = "abort", value_name = "WHAT")]
-    pub on_failure: PolicyName,
-}
-
-/// `paatp job sync`
-#[derive(Debug, Args)]
-pub struct JobSync {
-    /// Name of the job.
-    pub name: String,
-    /// How the ranks wait for one another. Takes effect at one chunk, while the job runs.
-    #[arg(value_enum)]
-    pub mode: SyncMode,
-    /// Ranks that are enough to complete a sum; all without it. For quorum, ssp and asp.
-    #[arg(long, value_name = "N", required_if_eq("mode", "quorum"))]
-    pub quorum: Option<u32>,
-    /// For ssp: iterations that ranks may be ahead of the results they have, up to 62.
-    #[arg(long, value_name = "N", required_if_eq("mode", "ssp"))]
-    pub staleness: Option<u32>,
-}
-
-/// Modes of synchronisation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum SyncMode {
-    /// Every sum needs all ranks.
-    Bsp,
-    /// Some ranks are enough.
-    Quorum,
-    /// Iterations begin some results early.
-    Ssp,
-    /// Iterations begin without waiting for results.
-    Asp,
-}
-
-/// Who may join a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum AccessName {
-    /// Whoever reaches the control port.
-    Open,
-    /// Whoever has the job's key or the aggregator's token.
-    Token,
-}
-
-impl AccessName {
-    /// As the configuration calls it.
-    #[must_use]
-    pub const fn access(self) -> Access {
-        match self {
-            AccessName::Open => Access::Open,
-            AccessName::Token => Access::Token,
-        }
-    }
-}
-
-/// What is done about ranks that hold others up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum PolicyName {
-    /// End the run for all ranks.
-    Abort,
-    /// Go on without them.
-    Shrink,
-}
-
-impl PolicyName {
-    /// As the configuration calls it.
-    #[must_use]
-    pub const fn policy(self) -> FailurePolicy {
-        match self {
-            PolicyName::Abort => FailurePolicy::Abort,
-            PolicyName::Shrink => FailurePolicy::Shrink,
-        }
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::CommandFactory;
-
-    fn parse(line: &str) -> Result<Cli, clap::Error> {
-        Cli::try_parse_from(line.split_whitespace())
-    }
-
-    #[test]
-    fn the_definition_is_sound() {
-        Cli::command().debug_assert();
-    }
-
-    /// Every option has a help text, and a newcomer finds an example and what the exit status means.
-    #[test]
-    fn help_is_for_newcomers() {
-        let mut command = Cli::command();
-        command.build();
-        for name in ["run", "allreduce", "job", "sim", "doctor", "cleanup", "setup-queues", "config"] {
-            let subcommand = command.find_subcommand_mut(name).unwrap_or_else(|| panic!("no {name}"));
-            for argument in subcommand.get_arguments() {
-                assert!(argument.get_help().is_some(), "{name} {}", argument.get_id());
-            }
-            let help = subcommand.render_long_help().to_string();
-            for wanted in ["Example", "paatp ", "Exit status: 0", "--log"] {
-                assert!(help.contains(wanted), "{name}: {wanted}");
-            }
-            // What is not told elsewhere on the same page.
-            for jargon in ["control plane", "data plane", "the ring", "lanes (", "chunk"] {
-                assert!(!help.contains(jargon), "{name}: {jargon}\n{help}");
-            }
-        }
-    }
-
-    #[test]
-    fn run_takes_a_job() {
-        let Ok(Cli { command: Command::Run(run), .. }) =
-            parse("paatp run --iface eth0 --job train --world 4 --slots 512 --xdp-mode native")
-        else {
-            panic!("refused");
-        };
-        let job = run.job();
-        assert_eq!(
-            job.map(|job| (job.name, job.world, job.lanes, job.slots, job.window, job.quorum)),
-            Some(("train".into(), 4, 352, 512, 64, None))
-        );
-        assert_eq!((run.xdp_mode, run.port, run.ports), (XdpMode::Native, 20545, 1));
-    }
-
-    #[test]
-    fn run_without_a_job_is_for_files() {
-        let Ok(Cli { command: Command::Run(run), .. }) = parse("paatp run --iface eth0 --config x.toml")
-        else {
-            panic!("refused");
-        };
-        assert_eq!(run.job(), None);
-    }
-
-    #[test]
-    fn allreduce_takes_durations() {
-        let line = "paatp allreduce --job j --rank 0 --world 2 --aggregator 10.0.0.1 --input a --output b";
-        let timeout = |line: &str| match parse(line) {
-            Ok(Cli { command: Command::Allreduce(args), .. }) => Some((args.timeout, args.reduction)),
-            _ => None,
-        };
-        assert_eq!(timeout(line), Some((Duration::from_secs(30), ReductionName::Sum)));
-        let ms = format!("{line} --timeout 500ms --reduction mean");
-        assert_eq!(timeout(&ms), Some((Duration::from_millis(500), ReductionName::Mean)));
-    }
-
-    #[test]
-    fn jobs_are_managed() {
-        let action = |line: &str| match parse(line) {
-            Ok(Cli { command: Command::Job(job), .. }) => Some((job.action, job.control, job.json)),
-            _ => None,
-        };
-        let create =
-            action("paatp job create a --world 2 --access open --timeout 5s --on-failure shrink --json");
-        let Some((JobAction::Create(create), control, true)) = create else { panic!("refused") };
-        assert_eq!((create.name.as_str(), create.world, control.as_str()), ("a", 2, "127.0.0.1"));
-        assert_eq!((create.access, create.on_failure), (AccessName::Open, PolicyName::Shrink));
-        assert!(
-            matches!(action("paatp job list --control 10.0.0.1"), Some((JobAction::List, c, false)) if c == "10.0.0.1")
-        );
-        assert!(matches!(action("paatp job sync a quorum --quorum 2"), Some((JobAction::Sync(_), ..))));
-        assert!(action("paatp job sync a quorum").is_none());
-    }
-
-    #[test]
-    fn allreduce_takes_drivers() {
-        let line = "paatp allreduce --job j --rank 0 --world 2 --aggregator 10.0.0.1 --input a --output b";
-        let io = |more: &str| match parse(&format!("{line}{more}")) {
-            Ok(Cli { command: Command::Allreduce(args), .. }) => Some(args.io),
-            _ => None,
-        };
-        let named = ["", " --io auto", " --io af-xdp", " --io udp", " --io tcp"].map(io);
-        let wanted = [Some(IoName::Auto), Some(IoName::Auto), Some(IoName::AfXdp), Some(IoName::Udp), None];
-        assert_eq!(named, wanted);
-    }
-
-    #[test]
-    fn usage_errors_have_exit_code_2() {
-        for line in [
-            "paatp",
-            "paatp run",
-            "paatp run --iface e --job j",
-            "paatp run --iface e --lanes 32",
-            "paatp run --iface e --ports 257",
-            "paatp allreduce --job j --rank 64 --world 2 --aggregator a --input a --output b",
-            "paatp allreduce --job j --rank 0 --world 0 --aggregator a --input a --output b",
-            "paatp allreduce --job j --rank 0 --world 1 --aggregator a --input a --output b --timeout x",
-            "paatp sim",
-            "paatp sim a.toml --controller tcp",
-            "paatp sim a.toml soak",
-            "paatp doctor eth0 --worker nobody",
-            "paatp doctor eth0 --ports 0",
-            "paatp setup-queues",
-        ] {
-            assert_eq!(parse(line).map_err(|error| error.exit_code()).err(), Some(2), "{line}");
-        }
-    }
-}
+#[path = "cli_tests.rs"]
+mod tests;
