@@ -15,6 +15,7 @@ pub mod protocol;
 pub mod server;
 pub mod state;
 pub mod state_file;
+pub mod tables;
 pub mod token;
 pub mod watch;
 

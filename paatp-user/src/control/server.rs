@@ -1,22 +1,20 @@
 //! The control server: HTTP around [`super::membership`]. Joins are held open until their generation is formed.
 
+mod inner;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use paatp_common::Seq;
 use paatp_common::job::JobEntry;
-use paatp_common::policy::Policy;
-use paatp_common::progress::RankRecord;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, oneshot};
 use tokio_rustls::TlsAcceptor;
 use tracing::{debug, error, info, warn};
 
-use crate::config::{Access, FailurePolicy, JobConfig};
-use crate::engine::{Aggregator, EngineError, ProgressSnapshot};
+use crate::config::{Access, JobConfig};
 use crate::telemetry::Telemetry;
 use crate::telemetry::history::Series;
 use crate::telemetry::metrics::Exporter;
@@ -27,7 +25,7 @@ use paatp_transport::words::Ranks;
 use super::api;
 use super::error::ControlError;
 use super::http::{Connections, Peer, Scope};
-use super::membership::{Entropy, Formation, Leaving, Loss, Membership, WaiterId};
+use super::membership::{Entropy, Leaving, Membership, WaiterId};
 use super::pacing::Pacing;
 use super::protocol::{
     Created, Grant, JobDetails, JobStatus, JoinRequest, LeaveRequest, NodeStatus, RankStatus, Sync,
@@ -35,105 +33,8 @@ use super::protocol::{
 use super::state_file::Keeper;
 use super::token::{self, Secret};
 
-/// The data plane's tables.
-pub trait Tables: Send {
-    /// Puts a generation in force.
-    ///
-    /// # Errors
-    /// If a table cannot be written.
-    fn install(&mut self, formation: &Formation) -> Result<(), EngineError>;
-
-    /// Replaces a job's entry, and leaves its ranks and its policy as they are.
-    ///
-    /// # Errors
-    /// If the table cannot be written.
-    fn write(&mut self, number: u16, entry: JobEntry) -> Result<(), EngineError>;
-
-    /// How a job's ranks wait for one another.
-    fn policy(&self, number: u16) -> Policy;
-
-    /// Changes that in one piece, unless it is not what it was: the data plane says from which chunk on it holds.
-    fn replace_policy(&mut self, number: u16, from: Policy, to: Policy) -> bool;
-
-    /// Stamps a rank's gain into the answers to it.
-    ///
-    /// # Errors
-    /// If the table cannot be written.
-    fn set_gains(&mut self, number: u16, gains: &[i8]) -> Result<(), EngineError>;
-
-    /// What the data plane counted of each rank of a job.
-    ///
-    /// # Errors
-    /// If a table cannot be read.
-    fn records(&self, number: u16, entry: &JobEntry) -> Result<Vec<RankRecord>, EngineError>;
-
-    /// How far a job is.
-    ///
-    /// # Errors
-    /// If a table cannot be read.
-    fn progress(&self, number: u16, entry: &JobEntry) -> Result<ProgressSnapshot, EngineError>;
-
-    /// Slots of a job in use; none if that is too long to count.
-    ///
-    /// # Errors
-    /// If a table cannot be read.
-    fn slots_in_use(&self, entry: &JobEntry, min_ack: u32) -> Result<Option<u32>, EngineError>;
-
-    /// What the data plane counted of a job that shares the pool.
-    ///
-    /// # Errors
-    /// If a table cannot be read.
-    fn share(&self, number: u16, entry: &JobEntry) -> Result<Share, EngineError>;
-
-    /// Slots of the pool in use; estimated from a sample if they are many.
-    ///
-    /// # Errors
-    /// If a table cannot be read.
-    fn pool_in_use(&self) -> Result<u32, EngineError>;
-}
-
-impl Tables for Aggregator {
-    fn install(&mut self, formation: &Formation) -> Result<(), EngineError> {
-        Aggregator::install(self, formation)
-    }
-
-    fn write(&mut self, number: u16, entry: JobEntry) -> Result<(), EngineError> {
-        self.write_job(number, &entry);
-        Ok(())
-    }
-
-    fn policy(&self, number: u16) -> Policy {
-        Aggregator::policy(self, number)
-    }
-
-    fn replace_policy(&mut self, number: u16, from: Policy, to: Policy) -> bool {
-        Aggregator::replace_policy(self, number, from, to)
-    }
-
-    fn set_gains(&mut self, number: u16, gains: &[i8]) -> Result<(), EngineError> {
-        Aggregator::set_gains(self, number, gains)
-    }
-
-    fn records(&self, number: u16, entry: &JobEntry) -> Result<Vec<RankRecord>, EngineError> {
-        Aggregator::records(self, number, entry)
-    }
-
-    fn progress(&self, number: u16, entry: &JobEntry) -> Result<ProgressSnapshot, EngineError> {
-        Aggregator::progress(self, number, entry)
-    }
-
-    fn slots_in_use(&self, entry: &JobEntry, min_ack: u32) -> Result<Option<u32>, EngineError> {
-        Aggregator::slots_in_use(self, entry, min_ack)
-    }
-
-    fn share(&self, number: u16, entry: &JobEntry) -> Result<Share, EngineError> {
-        Aggregator::share(self, number, entry)
-    }
-
-    fn pool_in_use(&self) -> Result<u32, EngineError> {
-        Aggregator::pool_in_use(self)
-    }
-}
+pub use super::tables::Tables;
+pub(super) use inner::Inner;
 
 /// What a waiting rank is told.
 pub(super) type Answer = Result<Grant, ControlError>;
@@ -141,18 +42,6 @@ pub(super) type Answer = Result<Grant, ControlError>;
 /// How many may look at the tables at a time, and how long they wait for their turn and for the tables.
 const LOOKS: usize = 2;
 const LOOK_TIME: Duration = Duration::from_secs(2);
-
-pub(super) struct Inner {
-    pub(super) membership: Membership,
-    tables: Arc<Mutex<dyn Tables>>,
-    pub(super) waiting: BTreeMap<WaiterId, oneshot::Sender<Answer>>,
-    /// The node's token; without it nobody changes anything.
-    token: Option<Secret>,
-    pacing: Pacing,
-    telemetry: Telemetry,
-    /// Where it is kept what a restart needs to know.
-    keeper: Option<Box<dyn Keeper>>,
-}
 
 /// The server's state, shared by all connections.
 #[derive(Clone)]
@@ -603,102 +492,6 @@ fn shown(caller: &Caller, why: &'static str, passes: impl Fn(&str) -> bool) -> R
 pub(super) fn entropy() -> Result<Entropy, ControlError> {
     let drawn = getrandom::u32().and_then(|generation| Ok(Entropy { generation, nonce: getrandom::u64()? }));
     drawn.map_err(|error| ControlError::Randomness(error.to_string()))
-}
-
-impl From<EngineError> for ControlError {
-    fn from(error: EngineError) -> ControlError {
-        ControlError::Tables(error.to_string())
-    }
-}
-
-impl Inner {
-    fn write(&mut self, number: u16, entry: JobEntry) -> Result<(), EngineError> {
-        self.tables.lock().unwrap_or_else(PoisonError::into_inner).write(number, entry)?;
-        // What the old entry let in is complete now.
-        self.telemetry.settle(number, &entry);
-        Ok(())
-    }
-
-    fn replace_policy(&mut self, number: u16, from: Policy, to: Policy) -> bool {
-        self.tables.lock().unwrap_or_else(PoisonError::into_inner).replace_policy(number, from, to)
-    }
-
-    /// Takes in what the data plane made of policies.
-    fn look_at_policies(&mut self) {
-        for (number, _) in self.membership.running() {
-            let policy = self.tables.lock().unwrap_or_else(PoisonError::into_inner).policy(number);
-            self.membership.note_policy(number, policy);
-        }
-    }
-
-    /// Changes that are over hold for all chunks: numbers of chunks come round.
-    fn settle_policies(&mut self) {
-        self.look_at_policies();
-        for (number, entry) in self.membership.running() {
-            let policy = entry.policy;
-            if policy.from().is_none() {
-                continue;
-            }
-            let progress =
-                self.tables.lock().unwrap_or_else(PoisonError::into_inner).progress(number, &entry);
-            let is_over = progress.is_ok_and(|progress| policy.is_over(Seq(progress.min_ack)));
-            if is_over && self.replace_policy(number, policy, policy.when_over()) {
-                self.membership.note_policy(number, policy.when_over());
-            }
-        }
-    }
-
-    /// Ends waits with an answer.
-    fn tell(&mut self, waiters: impl IntoIterator<Item = WaiterId>, answer: &Answer) {
-        for waiter in waiters {
-            if let Some(sender) = self.waiting.remove(&waiter) {
-                let _ = sender.send(answer.clone());
-            }
-        }
-    }
-
-    /// Keeps what a restart needs to know. Before a generation comes into force: afterwards its nonce is nowhere else.
-    fn keep(&mut self) {
-        if let Some(keeper) = &mut self.keeper {
-            keeper.keep(&self.membership);
-        }
-    }
-
-    /// Writes the tables, then answers everybody who waits.
-    fn form(&mut self, formation: &Formation) {
-        self.keep();
-        let written = self.tables.lock().unwrap_or_else(PoisonError::into_inner).install(formation);
-        let answer = match written {
-            Ok(()) => {
-                self.telemetry.begin(&formation.name, formation.number, &formation.entry);
-                self.membership.formed(formation);
-                info!(job = formation.name, generation = formation.entry.generation, "all ranks are there");
-                Ok(formation.grant.clone())
-            }
-            Err(cause) => {
-                error!(job = formation.name, "cannot form a generation: {cause}");
-                self.membership.unform(formation);
-                self.keep();
-                Err(ControlError::from(cause))
-            }
-        };
-        self.tell(formation.waiters.iter().copied(), &answer);
-    }
-
-    /// Ranks held the others up for too long.
-    fn lose(&mut self, loss: &Loss) {
-        if let Err(cause) = self.write(loss.number, loss.entry) {
-            error!(job = loss.name, "cannot act on lost ranks, trying again: {cause}");
-            return;
-        }
-        self.membership.lose(loss);
-        self.keep();
-        let (job, generation, ranks) = (loss.name.as_str(), loss.generation, Ranks(&loss.ranks));
-        match loss.policy {
-            FailurePolicy::Abort => error!(job, generation, "ended: {ranks} held the others up for too long"),
-            FailurePolicy::Shrink => warn!(job, generation, "goes on without {ranks}, held up for too long"),
-        }
-    }
 }
 
 /// Serves everything on all listeners, without TLS, for ever.

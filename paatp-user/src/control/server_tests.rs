@@ -7,6 +7,8 @@ use crate::control::protocol::{JobList, JobState, PROTOCOL};
 use crate::control::testing::{Server, control_of, problem, send, send_as, server};
 use crate::engine::RankProgress;
 use paatp_common::Seq;
+use paatp_common::job::JobEntry;
+use paatp_common::progress::RankRecord;
 use std::time::Duration;
 
 fn body(rank: u32, wait: f64) -> String {
