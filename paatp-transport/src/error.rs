@@ -74,7 +74,7 @@ pub enum OperationError {
     },
     /// Nothing came back from the aggregator, or nothing that helps.
     #[error(
-        "the aggregator sent nothing usable for {}; see whether 'paatp run' is up, and whether UDP to its ports passes in both directions",
+        "the aggregator sent nothing usable for {}; see whether 'paatp run' is up, and whether UDP to its ports passes in both directions; 'paatp doctor IFACE' beside it finds what keeps answers from arriving",
         Span(*.waited)
     )]
     NoAnswer {

@@ -591,6 +591,27 @@ fn no_answer_is_an_error_of_its_own() {
     assert_eq!(*waited, Duration::from_secs(20));
 }
 
+/// An aggregator that vanishes is not mistaken for the rank that it last waited for.
+#[test]
+fn an_aggregator_that_falls_silent_is_named_itself() {
+    const SECOND: u64 = 1_000_000;
+    for (last_answer, expected) in [(2, "NoAnswer { waited: 18s }"), (15, "Timeout { missing: [1")] {
+        let mut worker = worker();
+        let mut latest = sent(&mut worker, 0).remove(0);
+        for second in 1..20 {
+            if second <= last_answer {
+                let answer = pending(&latest, Status::Ok, |_| ());
+                worker.handle_datagram(Time(second * SECOND), answer.as_bytes());
+            }
+            worker.handle_timeout(Time(second * SECOND));
+            latest = sent(&mut worker, second * SECOND).pop().unwrap_or(latest);
+        }
+        worker.handle_timeout(Time(20 * SECOND));
+        let Some(Event::Failed { error, .. }) = worker.poll_event() else { panic!("it goes on") };
+        assert!(format!("{error:?}").starts_with(expected), "{error:?}");
+    }
+}
+
 #[test]
 fn body_of_a_result_is_decoded_as_the_worker_expects() {
     let mut worker = worker();

@@ -11,6 +11,9 @@ use crate::error::{OperationError, ranks_of};
 use crate::ring::Contribution;
 use crate::time::Time;
 
+/// An aggregator from which nothing came for this part of the timeout is not there: half.
+const SILENT_SHARE: u32 = 2;
+
 impl Worker {
     /// Fails the operation that a position belongs to and all later ones; chunks from `cut` on are given up.
     pub(super) fn fail_at(&mut self, now: Time, position: u64, cut: u64, error: OperationError) {
@@ -106,6 +109,11 @@ impl Worker {
         let failures = lowest.map_or(0, |entry| entry.doubted);
         if failures > 1 && absent.unwrap_or(0) == 0 {
             return OperationError::DamagedResults { tensor: tensor(), failures };
+        }
+        // A worker that waits asks many times in that time. Who fell silent is gone, and what it said of others is old.
+        let silence = now.since(self.waiting.heard);
+        if silence >= self.settings.timeout / SILENT_SHARE {
+            return OperationError::NoAnswer { waited: silence };
         }
         let absent = match absent {
             Some(absent) => absent,
