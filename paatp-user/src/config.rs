@@ -192,12 +192,18 @@ pub const DEFAULT_STATE_DIR: &str = "/var/lib/paatp";
 /// Where locks are unless told otherwise.
 pub const DEFAULT_RUNTIME_DIR: &str = "/run/paatp";
 
+/// The BPF file system that `--pin-dir` means, if it means any.
+#[must_use]
+pub fn bpffs_of(pin_dir: Option<&Path>) -> Option<&Path> {
+    let path = pin_dir.unwrap_or(Path::new(DEFAULT_BPFFS));
+    (path != Path::new(NO_PINS) && !path.as_os_str().is_empty()).then_some(path)
+}
+
 impl NodeConfig {
     /// The BPF file system to pin in, if anything is to be pinned.
     #[must_use]
     pub fn bpffs(&self) -> Option<&Path> {
-        let path = self.pin_dir.as_deref().unwrap_or(Path::new(DEFAULT_BPFFS));
-        (path != Path::new(NO_PINS) && !path.as_os_str().is_empty()).then_some(path)
+        bpffs_of(self.pin_dir.as_deref())
     }
 
     /// The folder for state files.

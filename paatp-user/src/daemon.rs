@@ -244,6 +244,8 @@ fn identity(engine: &Aggregator, object: &[u8]) -> Identity {
             mode: attachment.mode().to_string(),
             held_by: attachment.by().to_string(),
             program: attachment.program(),
+            pinned: engine.pinned_at().map(|path| path.display().to_string()),
+            notices: Vec::new(),
         },
     }
 }

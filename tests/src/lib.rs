@@ -20,6 +20,7 @@ pub mod pins;
 pub mod process;
 pub mod reference;
 pub mod report;
+pub mod seccomp;
 pub mod shaping;
 pub mod skip;
 pub mod spread;

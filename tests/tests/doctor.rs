@@ -15,6 +15,7 @@ use nix::sched::{CloneFlags, unshare};
 use paatp_tests::lab::lab_object;
 use paatp_tests::netns::Namespace;
 use paatp_tests::process::{Aggregator, AggregatorOptions, PORT, Process, paatp};
+use paatp_tests::seccomp::refuse_bpf;
 use paatp_tests::{Family, Lab, Layout, require_bpf, skip};
 use serde_json::Value;
 
@@ -183,28 +184,6 @@ fn missing_capabilities() {
     said.expect("veth-peer", "warning", &["CAP_NET_ADMIN"]);
 }
 
-/// Lets a filter answer bpf(2) from the command's start on.
-fn refuse_bpf(command: &mut Command, action: u32) {
-    let instruction = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
-    let filter = [
-        // The system call's number is the first word of what a filter sees.
-        instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_bpf as u32),
-        instruction(libc::BPF_RET | libc::BPF_K, 0, 0, action),
-        instruction(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ];
-    // SAFETY: between fork and exec one system call is made; the filter lives in the closure and the kernel copies it.
-    unsafe {
-        command.pre_exec(move || {
-            let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
-            match libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) {
-                0 => Ok(()),
-                _ => Err(std::io::Error::last_os_error()),
-            }
-        });
-    }
-}
-
 #[test]
 fn seccomp_is_told_from_capabilities() {
     if !require_bpf("doctor::seccomp_is_told_from_capabilities") {
@@ -236,6 +215,7 @@ fn bpffs_missing_or_read_only() {
         ("bpf", MsFlags::empty(), "ok", ["mounted", "writable"]),
     ] {
         let mut command = namespace.command(paatp().unwrap());
+        command.env_remove("PAATP_PIN_DIR");
         // SAFETY: between fork and exec only system calls are made.
         unsafe {
             command.pre_exec(move || {

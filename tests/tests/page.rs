@@ -82,7 +82,8 @@ getComputedStyle(document.querySelectorAll('#ranks tbody .mark')[{rank}]).clipPa
         refusals.contains("bad_tag") && refusals.contains("The payload failed its checksum"),
         "{refusals}"
     );
-    assert!(text(&mut browser, "#node")?.contains("native, held by bpf_link, program 123"));
+    let node = text(&mut browser, "#node")?;
+    assert!(node.contains("native, held by bpf_link, program 123") && node.contains("Pinned"), "{node}");
 
     // Plots: five minutes, then what is new moves them, asked for from where they end.
     let points = "document.querySelector('#plot .line').getAttribute('d').split('L').length";

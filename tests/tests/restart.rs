@@ -522,6 +522,27 @@ fn places_where_nothing_can_be_pinned() {
     }
 }
 
+/// Whether jobs outlive the daemon is told by `status` and `doctor`, wherever the pins are.
+#[test]
+fn pins_are_told() {
+    if !require_bpf("restart::pins_are_told") {
+        return;
+    }
+    let bench = Bench::new(0);
+    let doctor = format!("doctor {}", bench.lab.aggregator.interface);
+    let bpffs = bench.pins.bpffs().display().to_string();
+    let before = bench.paatp(&doctor).output;
+    assert!(before.contains(&format!("{bpffs} is mounted and writable")), "{before}");
+    let aggregator = bench.start();
+    let place = bench.set().display().to_string();
+    let status = bench.paatp("status").output;
+    assert!(status.contains(&format!("held by pinned_link, pinned at {place}")), "{status}");
+    let during = bench.paatp(&doctor).output;
+    assert!(during.contains(&format!("program and tables are pinned at {place}")), "{during}");
+    assert!(aggregator.stop().unwrap().is_success());
+    bench.nothing_is_left();
+}
+
 /// Pins are opened by their paths, so no more capabilities are needed.
 #[test]
 fn two_capabilities_are_enough_for_pins() {

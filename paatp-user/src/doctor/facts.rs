@@ -18,6 +18,8 @@ pub struct Question {
     pub port: u16,
     /// Number of UDP ports.
     pub ports: u16,
+    /// Where program and tables are to be pinned, if anywhere.
+    pub bpffs: Option<PathBuf>,
 }
 
 /// Everything.
@@ -55,6 +57,8 @@ pub enum Bpffs {
     ReadOnly,
     /// Something else is there, or nothing.
     Missing,
+    /// None was asked for.
+    NotAsked,
 }
 
 /// The machine and this process.
@@ -82,7 +86,7 @@ pub struct HostFacts {
     pub jit: Option<u32>,
     /// The kernel's own type information is there.
     pub btf: bool,
-    /// `/sys/fs/bpf`.
+    /// The BPF file system of the question.
     pub bpffs: Bpffs,
     /// Soft limit of locked memory in bytes; none if there is no limit.
     pub memlock: Option<u64>,
@@ -129,7 +133,7 @@ pub struct LinkFacts {
     pub xdp_features: Option<u64>,
     /// The name of the attached program; none if it may not be asked for.
     pub program_name: Option<String>,
-    /// What lies in paatp's folder for it in `/sys/fs/bpf`.
+    /// What lies in paatp's folder for it in the BPF file system.
     pub pins: Vec<PinFacts>,
     /// Offloads, by the kernel's names; none if it does not tell.
     pub offloads: Option<BTreeMap<String, Offload>>,

@@ -10,12 +10,13 @@ pub mod report;
 mod setup_queues;
 
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use clap::Args;
 use paatp_common::limits::MAX_PORTS;
 
 use crate::cli::XdpMode;
-use crate::config::DEFAULT_LANES;
+use crate::config::{DEFAULT_LANES, bpffs_of};
 use crate::control::DEFAULT_PORT;
 
 pub use findings::findings;
@@ -64,6 +65,9 @@ pub struct Doctor {
     /// Number of UDP ports, as it will be given to `paatp run`.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_PORTS)))]
     pub ports: u16,
+    /// BPF file system, as it will be given to `paatp run` [default: /sys/fs/bpf].
+    #[arg(long, value_name = "DIR", env = "PAATP_PIN_DIR", hide_env_values = true)]
+    pub pin_dir: Option<PathBuf>,
     /// Write the findings as JSON.
     #[arg(long)]
     pub json: bool,
@@ -72,8 +76,13 @@ pub struct Doctor {
 /// Looks, and judges. `object` is paatp's eBPF object.
 #[must_use]
 pub fn examine(args: &Doctor, object: &[u8]) -> report::Report {
-    let question =
-        facts::Question { lanes: args.lanes, mode: args.xdp_mode, port: args.port, ports: args.ports };
+    let question = facts::Question {
+        lanes: args.lanes,
+        mode: args.xdp_mode,
+        port: args.port,
+        ports: args.ports,
+        bpffs: bpffs_of(args.pin_dir.as_deref()).map(Into::into),
+    };
     let facts = probe::look(question, args.iface.as_deref(), &args.workers, object);
     report::Report::new(args.iface.clone(), findings(&facts))
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 
 use aya::maps::{Array, Map, MapData, MapError, PerCpuArray};
 use paatp_common::counter::Counters;
@@ -18,7 +19,7 @@ use crate::cli::XdpMode;
 use crate::config::SlotSize;
 use crate::control::membership::Formation;
 
-use super::attach::Attachment;
+use super::attach::{AttachedMode, Attachment};
 use super::error::EngineError;
 use super::interface::Interface;
 use super::jobs::JobTable;
@@ -27,6 +28,7 @@ use super::netlink;
 use super::pinning::Pinning;
 use super::pins::Set;
 use super::reader::Reader;
+use super::surroundings::Surroundings;
 
 /// Most slots of a ring that a status request walks: a system call each, about a microsecond.
 const MAX_SLOTS_COUNTED: u32 = 4096;
@@ -371,7 +373,22 @@ impl Aggregator {
     /// # Errors
     /// If the process has no descriptors left.
     pub fn reader(&self) -> Result<Reader, EngineError> {
-        Reader::new(&self.maps, self.size, self.node.pool, self.program.as_ref().map(AsFd::as_fd))
+        let program = self.program.as_ref().map(AsFd::as_fd);
+        Reader::new(&self.maps, self.size, self.node.pool, program, self.surroundings())
+    }
+
+    /// Where program and tables are pinned, if they are.
+    #[must_use]
+    pub fn pinned_at(&self) -> Option<&Path> {
+        self.set.as_ref().map(Set::path)
+    }
+
+    fn surroundings(&self) -> Surroundings {
+        Surroundings {
+            name: self.interface.name.clone(),
+            index: self.interface.index,
+            native: self.attachment.mode() == AttachedMode::Native,
+        }
     }
 
     /// The interface is there and our program on it.

@@ -65,9 +65,25 @@ impl Capabilities {
     }
 }
 
+/// A seccomp filter is in force in this process.
+#[must_use]
+pub fn is_filtered() -> bool {
+    has_filter(&std::fs::read_to_string("/proc/self/status").unwrap_or_default())
+}
+
+/// Reads the line `Seccomp` of `/proc/self/status`; 2 is a filter.
+fn has_filter(status: &str) -> bool {
+    status.lines().any(|line| line.strip_prefix("Seccomp:").is_some_and(|mode| mode.trim() == "2"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn filters_are_seen() {
+        assert!(has_filter("Seccomp:\t2\nSeccomp_filters:\t1\n") && !has_filter("Seccomp:\t0\n"));
+    }
 
     #[test]
     fn reads_the_effective_set() {

@@ -157,6 +157,8 @@ pub struct Context {
     pub mtu: u32,
     /// This process's privileges.
     pub capabilities: Capabilities,
+    /// A seccomp filter is in force.
+    pub seccomp: bool,
     /// The program that is attached already.
     pub other_program: Option<u32>,
     /// Bytes of all slots.
@@ -198,6 +200,7 @@ fn explain_load(number: Option<i32>, step: Step, context: &Context) -> (String, 
         Some(libc::EAGAIN | libc::EINTR) => {
             ("a signal interrupted it".into(), "start paatp again if it was not meant to end".into())
         }
+        Some(libc::ENOSYS) if context.seccomp => explain_filter(),
         Some(libc::ENOSYS) => (
             "this kernel has no bpf system call".into(),
             "run a kernel with CONFIG_BPF_SYSCALL, 5.18 or newer".into(),
@@ -223,11 +226,14 @@ fn explain_load(number: Option<i32>, step: Step, context: &Context) -> (String, 
 
 fn explain_permission(context: &Context) -> (String, String) {
     let missing = context.capabilities.missing();
+    if missing.is_empty() && context.seccomp {
+        return explain_filter();
+    }
     if missing.is_empty() {
         return (
             "the process has CAP_BPF and CAP_NET_ADMIN, so something else forbids it".into(),
-            "in a container allow the bpf system call in its seccomp profile and use no user namespace; \
-             on a host see whether kernel lockdown is on (/sys/kernel/security/lockdown)"
+            "in a container use no user namespace; on a host see whether kernel lockdown is on \
+             (/sys/kernel/security/lockdown), and what SELinux or AppArmor denied; `paatp doctor` tells them apart"
                 .into(),
         );
     }
@@ -237,6 +243,16 @@ fn explain_permission(context: &Context) -> (String, String) {
         format!(
             "run paatp as root, or give it {list} (systemd: AmbientCapabilities=, containers: capabilities.add)"
         ),
+    )
+}
+
+/// The privileges are there, or do not matter, and a filter is in force: it may still be another module that refuses.
+fn explain_filter() -> (String, String) {
+    (
+        "a seccomp filter is in force, which refuses bpf(2) by all appearance".into(),
+        "allow the bpf system call: in systemd SystemCallFilter=bpf besides what is there, in a container a seccomp \
+         profile with bpf; `paatp doctor` in the same place makes sure"
+            .into(),
     )
 }
 
@@ -356,7 +372,19 @@ mod tests {
         assert!(no_net.contains("CAP_NET_ADMIN") && !no_net.contains("CAP_BPF"), "{no_net}");
         assert!(without(false, false).contains("lacks CAP_BPF and CAP_NET_ADMIN"));
         let both = without(true, true);
-        assert!(both.contains("seccomp") && both.contains("lockdown"), "{both}");
+        assert!(both.contains("lockdown") && !both.contains("seccomp"), "{both}");
+        let filtered = Context { seccomp: true, ..context() };
+        for number in [libc::EPERM, libc::ENOSYS] {
+            let message = text(Step::Load, number, &filtered);
+            assert!(
+                message.contains("a seccomp filter") && message.contains("SystemCallFilter"),
+                "{message}"
+            );
+        }
+        // What is missing is missing, filter or not.
+        let capabilities = Capabilities { bpf: false, net_admin: true };
+        let message = text(Step::Load, libc::EPERM, &Context { capabilities, ..filtered });
+        assert!(message.contains("lacks CAP_BPF"), "{message}");
         for message in [no_bpf, no_net, both] {
             assert!(!message.contains("ulimit") && !message.to_lowercase().contains("memlock"));
         }

@@ -31,6 +31,8 @@ mod xdp {
     pub const ATTACHED: u16 = 2;
     pub const FLAGS: u16 = 3;
     pub const PROG_ID: u16 = 4;
+    pub const IN_THE_DRIVER: u8 = 1;
+    pub const SEVERAL: u8 = 4;
     pub const IFLA_INFO_KIND: u16 = 1;
     pub const IFLA_TARGET_NETNSID: u16 = 46;
 }
@@ -42,6 +44,14 @@ pub struct XdpState {
     pub attached: u8,
     /// Its id; none where several are attached.
     pub program: Option<u32>,
+}
+
+impl XdpState {
+    /// A program runs in the driver.
+    #[must_use]
+    pub const fn is_native(self) -> bool {
+        matches!(self.attached, xdp::IN_THE_DRIVER | xdp::SEVERAL)
+    }
 }
 
 /// What rtnetlink tells of an interface.

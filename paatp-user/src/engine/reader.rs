@@ -13,11 +13,13 @@ use paatp_common::seq::Seq;
 use paatp_common::slot::Slot;
 
 use crate::config::SlotSize;
+use crate::telemetry::health::Notice;
 use crate::telemetry::read::{Cost, View};
 
 use super::aggregator::{PROGRESS_WORDS, Raw, map, no_map, progress_of, table_error};
 use super::error::EngineError;
 use super::maps::Maps;
+use super::surroundings::Surroundings;
 
 const STANDARD: usize = SlotSize::Standard.bytes();
 const WIDE: usize = SlotSize::Wide.bytes();
@@ -29,6 +31,7 @@ pub struct Reader {
     slots: Slots,
     pool: Pool,
     program: Option<OwnedFd>,
+    surroundings: Surroundings,
 }
 
 enum Slots {
@@ -42,6 +45,7 @@ impl Reader {
         size: SlotSize,
         pool: Pool,
         program: Option<BorrowedFd<'_>>,
+        surroundings: Surroundings,
     ) -> Result<Reader, EngineError> {
         Ok(Reader {
             counters: open(maps, map::COUNTERS)?,
@@ -52,6 +56,7 @@ impl Reader {
             },
             pool,
             program: program.and_then(|program| program.try_clone_to_owned().ok()),
+            surroundings,
         })
     }
 }
@@ -110,6 +115,10 @@ impl View for Reader {
         let words = self.progress.get(&u32::from(number), 0);
         let progress = progress_of(words.map_err(|source| table_error(map::PROGRESS, source))?);
         Ok((0..usize::from(entry.world)).map(|rank| progress.reached(entry.generation, rank)).collect())
+    }
+
+    fn notices(&self) -> Vec<Notice> {
+        self.surroundings.look()
     }
 
     fn cost(&self) -> Result<Option<Cost>, EngineError> {

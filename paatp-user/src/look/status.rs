@@ -265,7 +265,7 @@ mod tests {
         let text = in_words(&sample::node(), "127.0.0.1:20545", false);
         let expected = "\
 paatp 0.1.0 at 127.0.0.1:20545: needs a look
-program 123 loaded, attached to eth0 in native mode, held by bpf_link; up for 2 h 5 min
+program 123 loaded, attached to eth0 in native mode, held by bpf_link, not pinned; up for 2 h 5 min
 3 of 64 jobs, 2 run; 1.1 MiB of 92.0 MiB given to jobs; slots in use: 66
 
 ! job `train` waits for contributions of rank 2 for 3.2 s, 64 chunks behind

@@ -79,15 +79,16 @@ pub fn verdict(snapshot: &Snapshot) -> &'static str {
     }
 }
 
-/// How the XDP program is there: loaded, attached, held by what.
+/// How the XDP program is there: loaded, attached, held by what, and pinned: whether it outlives a kill of the aggregator.
 #[must_use]
 pub fn attachment(status: &AttachmentStatus) -> String {
-    let AttachmentStatus { interface, mode, held_by, program } = status;
+    let AttachmentStatus { interface, mode, held_by, program, pinned, notices: _ } = status;
     let program = if *program == 0 { String::new() } else { format!(" {program}") };
     if mode.is_empty() {
         return format!("program{program} loaded, not attached");
     }
-    format!("program{program} loaded, attached to {interface} in {mode} mode, held by {held_by}")
+    let pinned = pinned.as_ref().map_or("not pinned".to_owned(), |path| format!("pinned at {path}"));
+    format!("program{program} loaded, attached to {interface} in {mode} mode, held by {held_by}, {pinned}")
 }
 
 /// Whom a job waits for, and for how long.

@@ -338,6 +338,7 @@ function drawNode(status) {
   facts($("node"), [
     ["Interface", attachment.interface || "none"],
     ["XDP program", attachment.mode ? `${attachment.mode}, held by ${attachment.held_by}, program ${attachment.program}` : "none"],
+    ["Pinned", attachment.pinned ? `at ${attachment.pinned}` : "no: if the aggregator is killed, jobs that run end with it"],
     ["Takes jobs and ranks", node.draining ? "no, it is drained" : "yes"],
     ["Up for", span(status.uptime_seconds)],
     ["Jobs", `${node.jobs} of ${node.max_jobs}, ${node.running_jobs} run`],

@@ -68,6 +68,7 @@ pub fn judge(snapshot: &Snapshot) -> Health {
         .iter()
         .map(|problem| of_node(Level::Trouble, format!("a table cannot be read: {problem}")))
         .collect();
+    notices.extend(snapshot.attachment.notices.iter().cloned());
     if snapshot.core_age_seconds >= CORE_LATE.as_secs_f64() {
         let age = Span(Duration::try_from_secs_f64(snapshot.core_age_seconds).unwrap_or_default());
         let sentence = format!("the aggregator's core loop has not gone round for {age}: see its log");
@@ -104,10 +105,13 @@ mod tests {
         snapshot.jobs[2].status.state = JobState::Failed;
         snapshot.problems = vec!["counters: gone".into()];
         snapshot.core_age_seconds = 12.0;
+        let down = Notice { level: Level::Trouble, job: None, sentence: "interface `eth0` is down".into() };
+        snapshot.attachment.notices = vec![down];
         let health = judge(&snapshot);
         let sentences: Vec<_> = health.notices.iter().map(|notice| notice.sentence.as_str()).collect();
         let expected = [
             "a table cannot be read: counters: gone",
+            "interface `eth0` is down",
             "the aggregator's core loop has not gone round for 12 s: see its log",
             "job `train` waits for contributions of rank 2 for 3.2 s, 64 chunks behind",
             "job `eval` goes on without rank 1",

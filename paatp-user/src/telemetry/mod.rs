@@ -165,7 +165,7 @@ impl Telemetry {
             uptime_seconds: now.saturating_duration_since(*start).as_secs_f64(),
             core_age_seconds: self.core_age(now).as_secs_f64(),
             build: identity.build.clone(),
-            attachment: identity.attachment.clone(),
+            attachment: AttachmentStatus { notices: view.notices(), ..identity.attachment.clone() },
             node: facts.node.clone(),
             slots_in_use: jobs.iter().map(|job| job.slots_in_use).sum(),
             counters: CounterReport::of(&counters),

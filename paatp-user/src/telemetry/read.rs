@@ -12,6 +12,8 @@ use paatp_common::slot::Slot;
 use crate::control::membership::JobFacts;
 use crate::engine::EngineError;
 
+use super::health::Notice;
+
 /// Most slots that are looked at to find the first open one of a job.
 const MAX_PROBES: u32 = 1024;
 
@@ -49,6 +51,11 @@ pub trait View: Send + Sync {
     /// # Errors
     /// If the table cannot be read.
     fn slot(&self, number: u16, entry: &JobEntry, seq: Seq) -> Result<Slot, EngineError>;
+
+    /// What is wrong with the interface just now.
+    fn notices(&self) -> Vec<Notice> {
+        Vec::new()
+    }
 
     /// What the program cost, where the kernel counts that.
     ///

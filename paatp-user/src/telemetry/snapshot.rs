@@ -6,7 +6,7 @@ use utoipa::ToSchema;
 
 use crate::control::protocol::{CounterReport, JobStatus, NodeStatus};
 
-use super::health::Health;
+use super::health::{Health, Notice};
 use super::stall::Stall;
 
 /// Version of [`Snapshot`] and [`Series`](super::history::Series). New fields may be added within one.
@@ -66,10 +66,16 @@ pub struct AttachmentStatus {
     pub interface: String,
     /// `native` (in the driver) or `generic` (in the network stack).
     pub mode: String,
-    /// `bpf_link` or `netlink`.
+    /// `bpf_link`, `pinned_link` or `netlink`.
     pub held_by: String,
     /// Id of the program in the kernel; 0 if it did not tell.
     pub program: u32,
+    /// Folder in a BPF file system where program and tables are pinned, if they are.
+    #[serde(default)]
+    pub pinned: Option<String>,
+    /// What is wrong with the interface just now.
+    #[serde(default)]
+    pub notices: Vec<Notice>,
 }
 
 /// One job at one moment.

@@ -1,6 +1,7 @@
 //! The machine and this process: kernel, privileges, BPF.
 
 use std::net::IpAddr;
+use std::path::Path;
 
 use crate::doctor::facts::{Bpffs, Call, HostFacts, LinkFacts, Question};
 use crate::doctor::report::{Check, Finding, Severity};
@@ -26,7 +27,7 @@ pub fn findings(host: &HostFacts, question: &Question, link: Option<&LinkFacts>)
     found.extend(program(host));
     found.extend(jit(host.jit));
     found.push(btf(host.btf));
-    found.push(bpffs(host.bpffs));
+    found.push(bpffs(host.bpffs, question.bpffs.as_deref().unwrap_or(Path::new(""))));
     found.push(memlock(host));
     found.push(port(host, question.port, link));
     found
@@ -211,18 +212,26 @@ fn btf(there: bool) -> Finding {
     )
 }
 
-fn bpffs(state: Bpffs) -> Finding {
-    let what = match state {
-        Bpffs::Writable => return Finding::ok(Check::Bpffs, "/sys/fs/bpf is mounted and writable"),
-        Bpffs::ReadOnly => "/sys/fs/bpf is mounted, but files cannot be created there",
-        Bpffs::Missing => "/sys/fs/bpf is no BPF file system",
-    };
-    let fix = match state {
-        Bpffs::ReadOnly => {
-            "mount -o remount,rw /sys/fs/bpf; systemd: ReadWritePaths=/sys/fs/bpf, or no ProtectKernelTunables=; \
-             containers: mount it without readOnly"
+fn bpffs(state: Bpffs, path: &Path) -> Finding {
+    let path = path.display();
+    let (what, fix) = match state {
+        Bpffs::NotAsked => {
+            let what =
+                "nothing is to be pinned (--pin-dir none): if `paatp run` is killed, its jobs end with it";
+            return Finding::ok(Check::Bpffs, what);
         }
-        _ => "mount -t bpf bpf /sys/fs/bpf; Kubernetes: a hostPath volume of /sys/fs/bpf",
+        Bpffs::Writable => return Finding::ok(Check::Bpffs, format!("{path} is mounted and writable")),
+        Bpffs::ReadOnly => (
+            format!("{path} is mounted, but files cannot be created there"),
+            format!(
+                "mount -o remount,rw {path}; systemd: ReadWritePaths={path}, or no ProtectKernelTunables=; \
+                 containers: mount it without readOnly"
+            ),
+        ),
+        Bpffs::Missing => (
+            format!("{path} is no BPF file system"),
+            format!("mount -t bpf bpf {path}; Kubernetes: a hostPath volume of {path}"),
+        ),
     };
     Finding::new(
         Check::Bpffs,

@@ -62,7 +62,13 @@ fn link() -> LinkFacts {
 fn facts() -> Facts {
     let route = Ok(Route { interface: "eth0".into(), ..Route::default() });
     Facts {
-        question: Question { lanes: 352, mode: XdpMode::Auto, port: 20545, ports: 1 },
+        question: Question {
+            lanes: 352,
+            mode: XdpMode::Auto,
+            port: 20545,
+            ports: 1,
+            bpffs: Some("/sys/fs/bpf".into()),
+        },
         host: host(),
         interface: InterfaceFacts::Found(Box::new(link())),
         workers: vec![WorkerFacts { address: WORKER, route }],
@@ -164,6 +170,7 @@ fn machine() {
     on_host(|host| host.kernel = "odd".into(), Check::Kernel, Warning, &["odd"]);
     on_host(|host| host.btf = false, Check::Btf, Note, &["does not need it"]);
     on_host(|host| host.bpffs = Bpffs::Missing, Check::Bpffs, Warning, &["mount -t bpf bpf /sys/fs/bpf"]);
+    on_host(|host| host.bpffs = Bpffs::NotAsked, Check::Bpffs, Ok, &["--pin-dir none"]);
     on_host(
         |host| host.bpffs = Bpffs::ReadOnly,
         Check::Bpffs,

@@ -11,15 +11,12 @@ use nix::unistd::{AccessFlags, SysconfVar, access, sysconf};
 use super::bpf;
 use crate::config::{JobConfig, Jobs};
 use crate::doctor::facts::{Bpffs, Call, HostFacts, Question};
-use crate::engine::{Capabilities, check_program, names};
-
-const BPFFS: &str = "/sys/fs/bpf";
+use crate::engine::{Capabilities, check_program, is_filtered, names};
 
 /// State of a listening socket in `/proc/net/tcp`.
 const LISTEN: &str = "0A";
 
 pub fn look(question: &Question, object: &[u8]) -> HostFacts {
-    let status = text("/proc/self/status");
     let capabilities = Capabilities::of_this_process();
     let bpf_map = bpf::create_map();
     let may_load = bpf_map == Call::Done && capabilities.missing().is_empty();
@@ -27,7 +24,7 @@ pub fn look(question: &Question, object: &[u8]) -> HostFacts {
         kernel: text("/proc/sys/kernel/osrelease").trim().to_owned(),
         capabilities,
         initial_user_namespace: is_initial(&text("/proc/self/uid_map")),
-        seccomp: has_filter(&status),
+        seccomp: is_filtered(),
         bpf_reach: bpf::reach(),
         bpf_map,
         program: may_load.then(|| try_program(object, question.lanes)),
@@ -35,7 +32,7 @@ pub fn look(question: &Question, object: &[u8]) -> HostFacts {
         unprivileged_bpf_disabled: number("/proc/sys/kernel/unprivileged_bpf_disabled"),
         jit: number("/proc/sys/net/core/bpf_jit_enable"),
         btf: Path::new("/sys/kernel/btf/vmlinux").exists(),
-        bpffs: bpffs(Path::new(BPFFS)),
+        bpffs: question.bpffs.as_deref().map_or(Bpffs::NotAsked, bpffs),
         memlock: getrlimit(Resource::RLIMIT_MEMLOCK)
             .map_or(None, |(soft, _)| Some(soft).filter(|soft| *soft != RLIM_INFINITY)),
         processors: processors(),
@@ -59,11 +56,6 @@ fn number(path: &str) -> Option<u32> {
 /// The initial user namespace maps all numbers to themselves.
 fn is_initial(map: &str) -> bool {
     map.split_whitespace().eq(["0", "0", "4294967295"])
-}
-
-/// `Seccomp: 2` is a filter.
-fn has_filter(status: &str) -> bool {
-    status.lines().any(|line| line.strip_prefix("Seccomp:").is_some_and(|mode| mode.trim() == "2"))
 }
 
 /// The word in brackets is the mode in force.
@@ -131,7 +123,6 @@ mod tests {
     fn proc_is_read() {
         assert!(is_initial("         0          0 4294967295\n"));
         assert!(!is_initial("         0       1000          1\n") && !is_initial(""));
-        assert!(has_filter("Seccomp:\t2\nSeccomp_filters:\t1\n") && !has_filter("Seccomp:\t0\n"));
         assert_eq!(lockdown("none [integrity] confidentiality\n").as_deref(), Some("integrity"));
         assert_eq!(lockdown("[none] integrity confidentiality\n"), None);
         assert_eq!(lockdown(""), None);

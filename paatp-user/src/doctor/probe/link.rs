@@ -9,9 +9,9 @@ use nix::net::if_::if_nametoindex;
 use super::{ioctl, netdev};
 use crate::doctor::facts::{InterfaceFacts, LinkFacts, Peer, PinFacts};
 use crate::engine::pins::{Place, SetName};
-use crate::engine::{DEFAULT_BPFFS, Interface, LinkState, names, owner_of, query, query_in};
+use crate::engine::{Interface, LinkState, names, owner_of, query, query_in};
 
-pub fn look(name: Option<&str>) -> InterfaceFacts {
+pub fn look(name: Option<&str>, bpffs: Option<&Path>) -> InterfaceFacts {
     let Some(name) = name else { return InterfaceFacts::NotAsked };
     let absent = |error: String| {
         let owner = name.parse::<IpAddr>().ok().and_then(owner_of);
@@ -36,7 +36,7 @@ pub fn look(name: Option<&str>) -> InterfaceFacts {
         driver: ioctl::driver(name),
         xdp_features: netdev::xdp_features(index),
         program_name: link.xdp.and_then(|xdp| program_name(xdp.program?)),
-        pins: pins(&interface, &link),
+        pins: bpffs.map(|bpffs| pins(bpffs, &interface, &link)).unwrap_or_default(),
         offloads: ioctl::offloads(name),
         queues: ioctl::queues(name),
         rules: ioctl::flow_rules(name),
@@ -54,8 +54,8 @@ pub fn look(name: Option<&str>) -> InterfaceFacts {
 }
 
 /// What earlier and present aggregators have pinned for an interface of this network namespace.
-fn pins(interface: &Interface, link: &LinkState) -> Vec<PinFacts> {
-    let Ok(place) = Place::new(Path::new(DEFAULT_BPFFS), &interface.name) else { return Vec::new() };
+fn pins(bpffs: &Path, interface: &Interface, link: &LinkState) -> Vec<PinFacts> {
+    let Ok(place) = Place::new(bpffs, &interface.name) else { return Vec::new() };
     let program = link.xdp.map_or(Some(0), |xdp| xdp.program);
     let is_here = |path: &Path| {
         let name = path.file_name().and_then(|name| SetName::parse(name.to_str()?));

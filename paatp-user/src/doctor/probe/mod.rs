@@ -17,7 +17,7 @@ use super::facts::{Facts, Question};
 #[must_use]
 pub fn look(question: Question, interface: Option<&str>, workers: &[IpAddr], object: &[u8]) -> Facts {
     let host = host::look(&question, object);
-    let interface = link::look(interface);
+    let interface = link::look(interface, question.bpffs.as_deref());
     let workers = workers.iter().map(|address| route::look(*address)).collect();
     Facts { question, host, interface, workers }
 }

@@ -13,7 +13,7 @@ use tracing::{info, warn};
 
 use crate::config::{Jobs, SlotSize};
 use crate::engine::attach::{AttachedMode, Attachment};
-use crate::engine::capabilities::Capabilities;
+use crate::engine::capabilities::{Capabilities, is_filtered};
 use crate::engine::error::{Context, EngineError, Step, error_number, explain, verifier_log};
 use crate::engine::interface::Interface;
 use crate::engine::maps::Maps;
@@ -49,6 +49,7 @@ impl Aggregator {
             interface: interface.name.clone(),
             mtu: interface.mtu,
             capabilities: Capabilities::of_this_process(),
+            seccomp: is_filtered(),
             slot_memory: jobs.slot_memory(),
             ..Context::default()
         };
@@ -178,7 +179,11 @@ impl Aggregator {
                 "the interface has more addresses than the program answers for; workers must use one of those served"
             );
         }
-        if self.interface.kind.as_deref() == Some("veth") && self.attachment.mode() == AttachedMode::Native {
+        let surroundings = self.surroundings();
+        for notice in surroundings.look() {
+            warn!(interface, "{}", notice.sentence);
+        }
+        if surroundings.native && surroundings.has_hidden_peer() {
             warn!(
                 interface,
                 "native XDP on veth: answers arrive only if the other end runs a native XDP program as well (one that passes everything will do)"
@@ -265,6 +270,7 @@ pub fn check_program(object: &[u8], jobs: &Jobs) -> Result<(), EngineError> {
     }
     let context = Context {
         capabilities: Capabilities::of_this_process(),
+        seccomp: is_filtered(),
         slot_memory: jobs.slot_memory(),
         ..Context::default()
     };
