@@ -4,6 +4,12 @@
 //! all marks are fresh is the watchdog fed. A loop that hangs stops the feeding, whatever the others do.
 
 use std::cell::{Cell, RefCell};
+use std::ffi::OsStr;
+use std::fmt::Write as _;
+use std::io;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::{Duration, Instant};
 
 use sd_notify::NotifyState;
@@ -18,6 +24,9 @@ const DETACHING: Duration = Duration::from_secs(10);
 
 /// The status line changes at most so often.
 const STATUS_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Where a service manager listens, if there is one.
+const NOTIFY_SOCKET: &str = "NOTIFY_SOCKET";
 
 /// The daemon's loops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +74,9 @@ pub struct Service {
     feeding: Option<Duration>,
     fed: Cell<Option<Instant>>,
     told: RefCell<(Option<Instant>, String)>,
-    send: fn(&[NotifyState<'_>]) -> std::io::Result<()>,
+    /// The first status, until the manager has taken that the daemon is ready.
+    owed: RefCell<Option<String>>,
+    send: fn(&[NotifyState<'_>]) -> io::Result<()>,
 }
 
 impl Service {
@@ -77,7 +88,8 @@ impl Service {
             feeding: sd_notify::watchdog_enabled().map(|allowed| allowed / 2),
             fed: Cell::new(None),
             told: RefCell::default(),
-            send: sd_notify::notify,
+            owed: RefCell::default(),
+            send: notify,
         }
     }
 
@@ -86,9 +98,10 @@ impl Service {
         self.pulse.mark(which, Instant::now());
     }
 
-    /// Attached, and serving.
+    /// Attached, and serving. If the manager does not take it, it is told again with each [`Service::beat`].
     pub fn ready(&self, status: &str) {
-        self.tell(&[NotifyState::Ready, NotifyState::Status(status)]);
+        let told = self.tell(&[NotifyState::Ready, NotifyState::Status(status)]);
+        *self.owed.borrow_mut() = (!told).then(|| status.to_owned());
     }
 
     /// On the way out, which may take that long.
@@ -110,27 +123,59 @@ impl Service {
 
     fn beat_at(&self, now: Instant, status: impl FnOnce() -> String) {
         self.pulse.mark(Loop::Tick, now);
+        let owed = self.owed.take();
+        if let Some(status) = owed {
+            self.ready(&status);
+        }
         let is_time =
             |last: Option<Instant>, interval| last.is_none_or(|last| now.duration_since(last) >= interval);
         if self.feeding.is_some_and(|feeding| is_time(self.fed.get(), feeding)) && self.pulse.beats(now) {
-            self.fed.set(Some(now));
-            self.tell(&[NotifyState::Watchdog]);
+            // Without a manager that takes it, it is tried again at the next turn.
+            if self.tell(&[NotifyState::Watchdog]) {
+                self.fed.set(Some(now));
+            }
         }
         let mut told = self.told.borrow_mut();
         if is_time(told.0, STATUS_INTERVAL) {
             let status = status();
-            if told.1 != status {
-                self.tell(&[NotifyState::Status(&status)]);
+            if told.1 == status || self.tell(&[NotifyState::Status(&status)]) {
+                told.1 = status;
             }
-            *told = (Some(now), status);
+            told.0 = Some(now);
         }
     }
 
-    fn tell(&self, states: &[NotifyState<'_>]) {
-        if let Err(error) = (self.send)(states) {
+    /// Says whether the manager took it. Where there is none, nothing is left to be told.
+    fn tell(&self, states: &[NotifyState<'_>]) -> bool {
+        let sent = (self.send)(states);
+        if let Err(error) = &sent {
             debug!("the service manager was not told: {error}");
         }
+        sent.is_ok()
     }
+}
+
+/// Sends to the manager that the environment names, if there is one. Never waits: a manager that does not read would
+/// otherwise hold up the loop that looks after jobs.
+fn notify(states: &[NotifyState<'_>]) -> io::Result<()> {
+    match std::env::var_os(NOTIFY_SOCKET) {
+        Some(place) if !place.is_empty() => send_to(&place, states),
+        _ => Ok(()),
+    }
+}
+
+fn send_to(place: &OsStr, states: &[NotifyState<'_>]) -> io::Result<()> {
+    let mut message = String::new();
+    for state in states {
+        let _ = writeln!(message, "{state}");
+    }
+    let address = match place.as_bytes().strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name)?,
+        None => SocketAddr::from_pathname(place)?,
+    };
+    let socket = UnixDatagram::unbound()?;
+    socket.set_nonblocking(true)?;
+    socket.send_to_addr(message.as_bytes(), &address).map(drop)
 }
 
 #[cfg(test)]
@@ -152,6 +197,7 @@ mod tests {
             feeding: Some(Duration::from_secs(allowed) / 2),
             fed: Cell::new(None),
             told: RefCell::default(),
+            owed: RefCell::default(),
             send: |states| {
                 SENT.with_borrow_mut(|sent| sent.extend(states.iter().map(ToString::to_string)));
                 Ok(())
@@ -198,6 +244,45 @@ mod tests {
             go(&service, now, 5, None);
             assert!(sent().iter().any(|line| line == "WATCHDOG=1"), "{hanging:?}: goes on again");
         }
+    }
+
+    /// A manager that does not read holds nobody up, and learns the rest when it reads again.
+    #[test]
+    fn a_manager_that_does_not_read_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap_or_else(|error| panic!("{error}"));
+        let path = folder.path().join("notify");
+        let manager = UnixDatagram::bind(&path).unwrap_or_else(|error| panic!("{error}"));
+        let send = || send_to(path.as_os_str(), &[NotifyState::Watchdog]);
+        let mut sent = 0;
+        let refusal = loop {
+            match send() {
+                Ok(()) => sent += 1,
+                Err(error) => break error,
+            }
+        };
+        assert_eq!((refusal.kind(), sent > 0), (io::ErrorKind::WouldBlock, true));
+        let mut message = [0; 64];
+        assert_eq!(manager.recv(&mut message).ok(), Some("WATCHDOG=1\n".len()));
+        assert!(send().is_ok());
+        let name = format!("paatp-test-{}", std::process::id());
+        let hidden =
+            SocketAddr::from_abstract_name(&name).and_then(|address| UnixDatagram::bind_addr(&address));
+        assert!(hidden.is_ok() && send_to(OsStr::new(&format!("@{name}")), &[NotifyState::Ready]).is_ok());
+    }
+
+    #[test]
+    fn what_the_manager_did_not_take_is_told_again() {
+        let (mut service, now) = service(10);
+        let takes = service.send;
+        service.send = |_| Err(io::ErrorKind::WouldBlock.into());
+        service.ready("r");
+        service.beat_at(now, || "s".into());
+        service.send = takes;
+        assert_eq!(sent(), Vec::<String>::new());
+        service.beat_at(now + Duration::from_secs(1), || "s".into());
+        assert_eq!(sent(), ["READY=1", "STATUS=r", "WATCHDOG=1", "STATUS=s"]);
+        service.beat_at(now + Duration::from_secs(2), || "s".into());
+        assert_eq!(sent(), Vec::<String>::new());
     }
 
     #[test]
