@@ -118,7 +118,7 @@ pub struct Cli {
 pub enum Command {
     /// Aggregator: attach the XDP program to a network interface and serve jobs until Ctrl-C or SIGTERM.
     #[command(after_help = AFTER_RUN)]
-    Run(Run),
+    Run(Box<Run>),
     /// Worker: combine the tensors of a file with those of all other ranks, and write the result.
     #[command(after_help = AFTER_ALLREDUCE)]
     Allreduce(Allreduce),
@@ -272,6 +272,10 @@ pub struct Run {
     /// Address that jobs can be managed at (`paatp job`), besides 127.0.0.1 and ::1.
     #[arg(long, value_name = "ADDR[:PORT]", env = "PAATP_CONTROL", hide_env_values = true)]
     pub control: Option<String>,
+    /// Name under which the control server may be asked without TLS, besides its addresses and localhost; other names are
+    /// refused, so that no web page can give itself one (DNS rebinding). May be given several times.
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub allowed_host: Vec<String>,
     /// Serve metrics for Prometheus at this address as well, on a thread of its own and without TLS or a token. They are
     /// always at /metrics where jobs are managed.
     #[arg(long, value_name = "ADDR:PORT", env = "PAATP_METRICS", hide_env_values = true)]

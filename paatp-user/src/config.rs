@@ -171,6 +171,8 @@ pub struct NodeConfig {
     pub token_file: Option<PathBuf>,
     /// Address to manage jobs at, besides loopback.
     pub control: Option<String>,
+    /// Names under which the control server may be asked without TLS.
+    pub allowed_hosts: Vec<String>,
     /// File with the control server's certificate chain.
     pub tls_certificate: Option<PathBuf>,
     /// File with its key.

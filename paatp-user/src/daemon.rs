@@ -111,6 +111,7 @@ pub fn plan(args: &Run, file: &File) -> Result<Plan, DaemonError> {
         lanes: args.node_lanes,
         token_file: args.token_file.clone(),
         control: args.control.clone(),
+        allowed_hosts: args.allowed_host.clone(),
         tls_certificate: args.tls_certificate.clone(),
         tls_key: args.tls_key.clone(),
         pin_dir: args.pin_dir.clone(),
@@ -209,7 +210,7 @@ async fn serve(args: &Run, plan: &Plan, object: &[u8]) -> Result<(), DaemonError
     };
     let keeper = file.clone().map(|file| Box::new(file) as Box<dyn Keeper>);
     let control = Control::new(membership, engine.clone()).with_token(token).with_telemetry(telemetry);
-    let control = control.with_keeper(keeper);
+    let control = control.with_keeper(keeper).with_hosts(&plan.node.allowed_hosts);
     lock(&engine).own();
     if let Some(address) = args.metrics {
         metrics::server::start(address, control.exporter().map_err(DaemonError::Metrics)?)?;

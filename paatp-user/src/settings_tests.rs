@@ -34,7 +34,7 @@ impl Case {
 
     fn run(&self, line: &str) -> Run {
         match self.parse(line).map(|parsed| parsed.cli.command) {
-            Ok(Command::Run(run)) => run,
+            Ok(Command::Run(run)) => *run,
             Ok(_) => panic!("another command"),
             Err(message) => panic!("{message}"),
         }

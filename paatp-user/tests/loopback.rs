@@ -422,7 +422,8 @@ fn with_a_dead_rank(on_failure: FailurePolicy) -> (Results, tempfile::TempDir) {
     let results = thread::scope(|scope| {
         scope.spawn(|| {
             let body = r#"{"protocol":1,"rank":2,"world":3,"wait_seconds":20}"#;
-            let head = "POST /v1/jobs/test/join HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n";
+            let head =
+                "POST /v1/jobs/test/join HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n";
             let text = format!("{head}Content-Length: {}\r\n\r\n{body}", body.len());
             let mut stream = TcpStream::connect(node.address).unwrap_or_else(|error| panic!("{error}"));
             assert!(stream.write_all(text.as_bytes()).is_ok());
@@ -477,7 +478,7 @@ fn ranks_that_are_done_leave() {
     (0..2).for_each(|rank| write_input(&folder.path().join(format!("in-{rank}")), rank));
     assert!(run(&node, folder.path(), 2, |_| {}).iter().all(Result::is_ok));
     let mut stream = TcpStream::connect(node.address).unwrap_or_else(|error| panic!("{error}"));
-    assert!(stream.write_all(b"GET /v1/jobs/test HTTP/1.1\r\nHost: x\r\n\r\n").is_ok());
+    assert!(stream.write_all(b"GET /v1/jobs/test HTTP/1.1\r\nHost: localhost\r\n\r\n").is_ok());
     let mut answer = String::new();
     let _ = stream.read_to_string(&mut answer);
     assert!(answer.contains("\"state\":\"idle\""), "{answer}");

@@ -34,7 +34,7 @@ fn ask(to: SocketAddr, token: Option<&str>, method: &str, path: &str, body: &Val
     let length = body.len();
     write!(
         stream,
-        "{method} {path} HTTP/1.1\r\nHost: x\r\n{token}Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+        "{method} {path} HTTP/1.1\r\nHost: localhost\r\n{token}Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
     )
     .unwrap();
     let mut answer = String::new();

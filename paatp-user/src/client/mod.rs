@@ -133,11 +133,19 @@ impl Server {
     fn uri(&self, path: &str) -> String {
         let port = self.endpoint.address.port();
         match &self.roots {
-            // The name is not looked up, and names nobody.
-            None => format!("http://aggregator:{port}{path}"),
+            // Servers without TLS want to be asked for by an address.
+            None => format!("http://{}:{port}{path}", literal(self.endpoint.address.ip())),
             // The certificate is for it.
             Some(_) => format!("https://{}:{port}{path}", host(&self.endpoint)),
         }
+    }
+}
+
+/// An address as a part of a URI; a zone is nobody's business but this machine's.
+fn literal(address: IpAddr) -> String {
+    match address {
+        IpAddr::V6(v6) => format!("[{v6}]"),
+        IpAddr::V4(v4) => v4.to_string(),
     }
 }
 
@@ -149,11 +157,7 @@ fn host(endpoint: &Endpoint) -> String {
         || text.starts_with('[')
         || text.contains('%')
         || text.parse::<IpAddr>().is_ok();
-    match endpoint.address.ip() {
-        IpAddr::V6(v6) if is_address => format!("[{v6}]"),
-        IpAddr::V4(v4) if is_address => v4.to_string(),
-        _ => name.to_owned(),
-    }
+    if is_address { literal(endpoint.address.ip()) } else { name.to_owned() }
 }
 
 /// The certificates of a file.

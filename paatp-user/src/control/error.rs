@@ -107,6 +107,8 @@ codes! {
     TOO_LARGE = "too_large", PAYLOAD_TOO_LARGE;
     /// The body is not JSON.
     BAD_MEDIA_TYPE = "bad_media_type", UNSUPPORTED_MEDIA_TYPE;
+    /// The request is for another host.
+    BAD_HOST = "bad_host", MISDIRECTED_REQUEST;
     /// The kernel's tables cannot be read or written.
     TABLES = "tables", INTERNAL_SERVER_ERROR;
     /// The kernel gave no randomness.
@@ -313,6 +315,11 @@ pub enum ControlError {
     /// [`Code::BAD_MEDIA_TYPE`]
     #[error("the body must be JSON: send it with `Content-Type: application/json`")]
     BadMediaType,
+    /// [`Code::BAD_HOST`]
+    #[error(
+        "this server is not called `{0}`: ask for it by its address or as localhost, or start the aggregator with --allowed-host {0}"
+    )]
+    BadHost(String),
     /// [`Code::TABLES`]
     #[error("{0}")]
     Tables(String),
@@ -369,6 +376,7 @@ impl ControlError {
             ControlError::JobDeleted(_) => Code::JOB_DELETED,
             ControlError::TooLarge(_) => Code::TOO_LARGE,
             ControlError::BadMediaType => Code::BAD_MEDIA_TYPE,
+            ControlError::BadHost(_) => Code::BAD_HOST,
             ControlError::Tables(_) => Code::TABLES,
             ControlError::Randomness(_) => Code::RANDOMNESS,
             ControlError::Stopping => Code::STOPPING,

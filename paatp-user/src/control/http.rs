@@ -342,7 +342,7 @@ mod tests {
         let server = server();
         let half = |address: SocketAddr| {
             let mut stream = std::net::TcpStream::connect(address).unwrap_or_else(|error| panic!("{error}"));
-            let _ = stream.write_all(b"POST /v1/jobs/pair/join HTTP/1.1\r\nHost: x\r\nContent-Le");
+            let _ = stream.write_all(b"POST /v1/jobs/pair/join HTTP/1.1\r\nHost: localhost\r\nContent-Le");
             stream
         };
         let slow: Vec<_> = (0..MAX_CONNECTIONS_OF_A_PEER).map(|_| half(server.workers)).collect();
@@ -414,7 +414,7 @@ mod tests {
             let start = tokio::time::Instant::now();
             let asking = async {
                 use tokio::io::AsyncWriteExt;
-                let _ = client.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await;
+                let _ = client.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
                 std::future::pending::<()>().await;
             };
             tokio::select! { () = serve(&router, server, peer) => {}, () = asking => {} }

@@ -5,6 +5,7 @@
 pub(crate) mod api;
 pub mod error;
 pub mod generation;
+pub mod hosts;
 pub mod http;
 pub mod job;
 pub mod listen;

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::Router;
+use axum::middleware::from_fn_with_state;
 use paatp_common::job::JobEntry;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, oneshot};
@@ -24,6 +25,7 @@ use paatp_transport::words::Ranks;
 
 use super::api;
 use super::error::ControlError;
+use super::hosts::{self, Hosts};
 use super::http::{Connections, Peer, Scope};
 use super::membership::{Entropy, Leaving, Membership, WaiterId};
 use super::pacing::Pacing;
@@ -106,6 +108,7 @@ impl Control {
             token: None,
             pacing: Pacing::default(),
             telemetry: Telemetry::blind(),
+            hosts: Arc::default(),
             keeper: None,
         };
         Control(Arc::new(Mutex::new(inner)), Arc::new(Semaphore::new(LOOKS)), Arc::default())
@@ -115,6 +118,13 @@ impl Control {
     #[must_use]
     pub fn with_token(self, token: Option<Secret>) -> Control {
         self.lock().token = token;
+        self
+    }
+
+    /// With names under which it may be asked without TLS, besides its addresses and `localhost`.
+    #[must_use]
+    pub fn with_hosts(self, names: &[String]) -> Control {
+        self.lock().hosts = Arc::new(Hosts::new(names));
         self
     }
 
@@ -467,7 +477,12 @@ impl Control {
 
     /// Serves on all listeners until this is dropped.
     pub async fn serve(self, listeners: Vec<(TcpListener, Scope)>, tls: Option<TlsAcceptor>) {
-        let connections = Connections::new(self.router(), tls);
+        let mut router = self.router();
+        if tls.is_none() {
+            let names = self.lock().hosts.clone();
+            router = router.layer(from_fn_with_state(names, hosts::check));
+        }
+        let connections = Connections::new(router, tls);
         let mut servers = tokio::task::JoinSet::new();
         for (listener, scope) in listeners {
             servers.spawn(connections.clone().accept(listener, scope));

@@ -189,7 +189,7 @@ pub(crate) fn send_as(
     let length = body.len();
     let authorization = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
     let text = format!(
-        "{method} {path} HTTP/1.1\r\nHost: x\r\n{authorization}Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+        "{method} {path} HTTP/1.1\r\nHost: localhost\r\n{authorization}Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
     );
     // A server that refuses by the header may have closed by now.
     let _ = stream.write_all(text.as_bytes());

@@ -12,6 +12,7 @@ use tracing::{error, info, warn};
 
 use crate::config::FailurePolicy;
 use crate::control::error::ControlError;
+use crate::control::hosts::Hosts;
 use crate::control::membership::{Formation, Loss, Membership, WaiterId};
 use crate::control::pacing::Pacing;
 use crate::control::state_file::Keeper;
@@ -30,6 +31,8 @@ pub(in crate::control) struct Inner {
     pub(super) token: Option<Secret>,
     pub(super) pacing: Pacing,
     pub(super) telemetry: Telemetry,
+    /// Names under which it may be asked.
+    pub(super) hosts: Arc<Hosts>,
     /// Where it is kept what a restart needs to know.
     pub(super) keeper: Option<Box<dyn Keeper>>,
 }
