@@ -20,6 +20,7 @@ use crate::duration;
 use crate::log::LogArgs;
 use crate::look::status::{self, Status};
 use crate::look::top::{self, Top};
+use crate::manual::{self, Completions, Man};
 use crate::settings::{self, Config};
 use crate::signals;
 use crate::sim::{self, Sim};
@@ -148,6 +149,12 @@ pub enum Command {
     /// Configuration files: check one, or see the settings in force.
     #[command(after_help = settings::AFTER_CONFIG)]
     Config(Config),
+    /// Print what a shell needs to complete this command line.
+    #[command(after_help = manual::AFTER_COMPLETIONS)]
+    Completions(Completions),
+    /// Print a manual page, for `man -l -`.
+    #[command(after_help = manual::AFTER_MAN)]
+    Man(Man),
 }
 
 /// `paatp metrics`

@@ -14,6 +14,7 @@ pub mod engine;
 pub mod exit;
 pub mod log;
 pub mod look;
+pub mod manual;
 pub mod object;
 pub mod page;
 pub mod restart;

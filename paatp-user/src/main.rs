@@ -13,6 +13,7 @@ use paatp_user::doctor::{self, Doctor};
 use paatp_user::exit::Exit;
 use paatp_user::log::{self, LogFormat, Speaker};
 use paatp_user::look;
+use paatp_user::manual::{self, Man};
 use paatp_user::object::OBJECT;
 use paatp_user::settings::{self, Config, ConfigAction, Parsed, SettingsError};
 use paatp_user::sim::{self, Sim};
@@ -63,6 +64,11 @@ fn carry_out(parsed: &Parsed) -> Result<ExitCode, Failure> {
             doctor::setup_queues(args, &mut std::io::stdout().lock()).map_err(Failure::from)
         }
         Command::Config(args) => config(args, parsed),
+        Command::Completions(args) => {
+            let _ = std::io::stdout().lock().write_all(&manual::completions(args.shell));
+            Ok(())
+        }
+        Command::Man(args) => man(args),
     }
     .map(|()| ExitCode::SUCCESS)
 }
@@ -97,6 +103,13 @@ fn config(args: &Config, parsed: &Parsed) -> Result<(), Failure> {
     };
     let text = text.map_err(|error| Failure::usage(error.into()))?;
     let _ = std::io::stdout().lock().write_all(text.as_bytes());
+    Ok(())
+}
+
+fn man(args: &Man) -> Result<(), Failure> {
+    let page = manual::page(&args.command).map_err(|error| Failure::usage(error.into()))?;
+    // Whoever closed standard output does not want it.
+    let _ = std::io::stdout().lock().write_all(&page);
     Ok(())
 }
 

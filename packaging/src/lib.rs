@@ -7,9 +7,9 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use clap_complete::Shell;
 use paatp_user::engine::REQUIRED;
 use paatp_user::exit::Exit;
+use paatp_user::manual;
 use paatp_user::settings;
 
 /// Files with regions, from the root of the repository, each with what is between the marks.
@@ -132,15 +132,5 @@ pub fn codegen(root: &Path, check: bool) -> Result<Vec<String>> {
 /// # Errors
 /// If they cannot be written.
 pub fn assets(folder: &Path) -> Result<()> {
-    let (man, completions) = (folder.join("man"), folder.join("completions"));
-    for folder in [&man, &completions] {
-        std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    }
-    clap_mangen::generate_to(settings::command(), &man)
-        .with_context(|| format!("cannot write man pages to {}", man.display()))?;
-    for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
-        clap_complete::generate_to(shell, &mut settings::command(), "paatp", &completions)
-            .with_context(|| format!("cannot write completions to {}", completions.display()))?;
-    }
-    Ok(())
+    manual::write_all(folder).with_context(|| format!("cannot write to {}", folder.display()))
 }
