@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use clap::builder::Resettable;
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, FromArgMatches, Subcommand};
 use serde::Serialize;
@@ -147,16 +147,58 @@ fn layered(command: impl Fn() -> clap::Command, line: &[OsString]) -> Result<Par
     let first = match in_both(command(), &optional).try_get_matches_from(line) {
         Ok(matches) => matches,
         // Help and usage are told by the line as it is: there the interface is no option.
-        Err(error) => return Err(command().try_get_matches_from(line).err().unwrap_or(error).into()),
+        Err(error) => {
+            let error = command().try_get_matches_from(line).err().unwrap_or(error);
+            return Err(blame(error, &command(), line).into());
+        }
     };
     let Some(path) = layered_command(&first).and_then(|run| run.get_one::<PathBuf>("config")) else {
-        let matches = command().try_get_matches_from(line)?;
+        let matches = command().try_get_matches_from(line).map_err(|error| blame(error, &command(), line))?;
         return Ok(Parsed { cli: Cli::from_arg_matches(&matches)?, file: File::default(), matches });
     };
     let file = config::read(path)?;
     let defaults = defaults(&file)?;
-    let matches = with_defaults(command(), &defaults).try_get_matches_from(line)?;
+    let matches = with_defaults(command(), &defaults).try_get_matches_from(line);
+    let matches = matches.map_err(|error| blame(error, &command(), line))?;
     Ok(Parsed { cli: Cli::from_arg_matches(&matches)?, file, matches })
+}
+
+/// Names the environment variable that a bad value came from: clap names the option, which nobody may have given.
+fn blame(mut error: clap::Error, command: &clap::Command, line: &[OsString]) -> clap::Error {
+    if !matches!(error.kind(), ErrorKind::InvalidValue | ErrorKind::ValueValidation) {
+        return error;
+    }
+    let bad = |error: &clap::Error| {
+        Some((
+            error.get(ContextKind::InvalidArg)?.to_string(),
+            error.get(ContextKind::InvalidValue)?.to_string(),
+        ))
+    };
+    let Some((option, value)) = bad(&error) else { return error };
+    // What is bad without the environment as well stands on the command line.
+    let alone = without_environment(command.clone()).try_get_matches_from(line);
+    if alone.err().as_ref().and_then(bad).is_some_and(|other| other.0 == option) {
+        return error;
+    }
+    if let Some(variable) = variable_of(command, &option, &value) {
+        let named = format!("{variable} (environment; {option})");
+        error.insert(ContextKind::InvalidArg, ContextValue::String(named));
+    }
+    error
+}
+
+/// A command and all below it, reading nothing from the environment.
+fn without_environment(command: clap::Command) -> clap::Command {
+    command.mut_args(|arg| arg.env(Resettable::Reset)).mut_subcommands(without_environment)
+}
+
+/// The variable of an option, as clap writes that (`--port <PORT>`), whose value is this just now.
+fn variable_of(command: &clap::Command, option: &str, value: &str) -> Option<String> {
+    let long = option.split_whitespace().next()?.strip_prefix("--")?;
+    let has = |name: &&OsStr| std::env::var_os(name).is_some_and(|it| it.to_string_lossy().contains(value));
+    let here = command.get_arguments().filter(|arg| arg.get_long() == Some(long)).filter_map(Arg::get_env);
+    let found = here.filter(has).map(|name| name.to_string_lossy().into_owned()).next();
+    found.or_else(|| command.get_subcommands().find_map(|below| variable_of(below, option, value)))
 }
 
 /// Matches of `run`, or of `config dump`.
