@@ -42,7 +42,7 @@ pub fn regions() -> Vec<(&'static str, Vec<(&'static str, String)>)> {
                 (
                     "docker",
                     format!(
-                        "```text\ndocker run --rm --network host {} \\\n    --volume /etc/paatp:/etc/paatp:ro --volume /var/lib/paatp:/var/lib/paatp \\\n    --volume /run/paatp:/run/paatp --volume /sys/fs/bpf:/sys/fs/bpf localhost/paatp\n```\n",
+                        "<!-- not run: needs a container engine; its options are made from the code's list of capabilities -->\n```sh\ndocker run --rm --network host {} \\\n    --volume /etc/paatp:/etc/paatp:ro --volume /var/lib/paatp:/var/lib/paatp \\\n    --volume /run/paatp:/run/paatp --volume /sys/fs/bpf:/sys/fs/bpf localhost/paatp\n```\n",
                         docker_options()
                     ),
                 ),
