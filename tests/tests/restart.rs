@@ -245,6 +245,16 @@ fn jobs_are_as_they_were() {
     bench.options.timeout = DEADLINE;
     let inputs = inputs(2, 8_000_000);
     let mut running = Running::start(&bench.lab, &inputs, &bench.options).unwrap();
+    wait_until(
+        "some results were out",
+        DEADLINE,
+        || Ok(running.maps.counters()?.noted(Event::Results) > 100),
+    )
+    .unwrap();
+    // They wait, however long this takes on a busy machine.
+    for worker in &running.workers {
+        worker.signal(Signal::SIGSTOP).unwrap();
+    }
     for line in [
         "job create a --world 4 --slots 512 --timeout 9s --on-failure shrink",
         "job create gone --world 2",
@@ -255,16 +265,6 @@ fn jobs_are_as_they_were() {
     ] {
         let finished = bench.paatp(line);
         assert!(finished.is_success(), "{line}: {}", finished.output);
-    }
-    wait_until(
-        "some results were out",
-        DEADLINE,
-        || Ok(running.maps.counters()?.noted(Event::Results) > 100),
-    )
-    .unwrap();
-    // They wait, however long this takes on a busy machine.
-    for worker in &running.workers {
-        worker.signal(Signal::SIGSTOP).unwrap();
     }
     let before = bench.jobs();
     assert_eq!(before["jobs"][0]["state"], "running");
