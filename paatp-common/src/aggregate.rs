@@ -154,6 +154,8 @@ impl Fate {
     const TAKEN: Fate = Fate::new(Status::Ok, Event::Contributions.counter(), true);
     /// It was in its slot before.
     const DUPLICATE: Fate = Fate::new(Status::Ok, Event::Duplicates.counter(), false);
+    /// It needs the contribution of a rank that is gone.
+    const HOPELESS: Fate = Fate::refused(Refusal::DeadRankInRedo);
     /// The slot was completed without it.
     const LATE: Fate = Fate::new(Status::NotIncluded, Event::Late.counter(), false);
 
@@ -371,7 +373,11 @@ fn receive<M: Machine>(
     // What was refused may have found another chunk's slot, whose state says nothing of this one.
     let is_own = state.holds(generation, seq);
     let completed = is_own && rules.generation == generation && state.settle(rules);
-    let (attempt, bits) = if is_own { (state.attempt, state.bits) } else { (0, 0) };
+    let (attempt, mut bits) = if is_own { (state.attempt, state.bits) } else { (0, 0) };
+    if fate == Fate::HOPELESS {
+        // Whom it lacks instead of whom it has.
+        bits = state.dead(rules);
+    }
     let complete = state.is_complete();
     machine.unlock(slot);
     if completed {
@@ -565,7 +571,7 @@ fn answer<M: Machine>(
     status: u8,
 ) -> Outcome {
     let echo = machine.forget(if arrival.congested { flags::ECN_ECHO } else { 0 } as u64) as u8;
-    let is_aborted = status == Status::Aborted as u8;
+    let mut is_aborted = status == Status::Aborted as u8;
     let mut begun = Begun { turn: Turn::default(), flags: echo, status };
     let (generation, want) = (machine.header().generation(), machine.header().want());
     let progress = machine.progress(who.job);
@@ -580,7 +586,14 @@ fn answer<M: Machine>(
             return Outcome::Answer { payload };
         }
         if machine.header().kind() == Some(Kind::Pull) {
-            attempt = machine.state(slot).attempt;
+            let rules = machine.rules(who.job);
+            let state = machine.state(slot);
+            attempt = state.attempt;
+            // Whoever has contributed to it again only asks.
+            if state.is_hopeless(rules) {
+                (attempt, bitmap) = (Fate::HOPELESS.counter() as u8, state.dead(rules));
+                (is_aborted, begun.status) = (true, Status::Aborted as u8);
+            }
         }
     }
     if !is_aborted {
@@ -595,7 +608,7 @@ fn answer<M: Machine>(
     let job = machine.job(who.job);
     let saying = Saying {
         flags: echo | if redo.is_some() { flags::REDO } else { 0 },
-        status,
+        status: begun.status,
         want,
         bitmap,
         tag: redo.map_or(0, Redo::to_word),

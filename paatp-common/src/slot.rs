@@ -205,6 +205,9 @@ pub fn decide(slot: &Slot, rules: Rules, c: &Contribution) -> Decision {
     if !same {
         return Decision::Contribute { begin: Begin::Chunk, lanes: first(c) };
     }
+    if slot.is_hopeless(rules) {
+        return Decision::Refuse(Refusal::DeadRankInRedo);
+    }
     if slot.bits != 0 && slot.chunk() != c.chunk {
         return Decision::Refuse(Refusal::Mismatch);
     }
@@ -237,7 +240,7 @@ fn decide_redo(slot: &Slot, rules: Rules, c: &Contribution, same: bool, attempt:
     if !same {
         return Decision::Contribute { begin: Begin::Chunk, lanes: first(c) };
     }
-    if slot.frozen & !rules.expected != 0 {
+    if slot.dead(rules) != 0 {
         return Decision::Refuse(Refusal::DeadRankInRedo);
     }
     if slot.frozen != 0 && c.bits & !slot.frozen != 0 {
@@ -421,6 +424,21 @@ impl Slot {
         }
         let wanted = u32::from(self.quorum).min(rules.expected.count_ones());
         self.bits.count_ones() >= wanted
+    }
+
+    /// Ranks of the first completion that do not count any more: no redo gets their contributions (protocol-rules F4).
+    #[inline(always)]
+    #[must_use]
+    pub const fn dead(&self, rules: Rules) -> u64 {
+        self.frozen & !rules.expected
+    }
+
+    /// A redo is open that will never be complete: a rank died before it contributed again (protocol-rules F4). That
+    /// stays so, for ranks only leave those that count.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_hopeless(&self, rules: Rules) -> bool {
+        !self.is_complete() && self.generation == rules.generation && self.dead(rules) & !self.bits != 0
     }
 
     /// Freezes bits and exponents if the slot is due. Returns true if this call completed it.

@@ -99,6 +99,10 @@ struct World {
     history: Vec<Packet>,
     /// Results that ranks have received, by position: all ranks must see the same.
     delivered: BTreeMap<u64, (BTreeSet<u8>, Vec<u32>)>,
+    /// Ranks that were told that a redo lacks a rank that has died.
+    told_of_the_dead: BTreeSet<u8>,
+    /// How often that was the answer to a PULL.
+    pulls_aborted: u64,
     /// Lies were told of acknowledgements: slots may be reused before everybody is served.
     is_lied_to: bool,
     /// A job of one rank that shares the pool.
@@ -148,6 +152,8 @@ impl World {
             workers,
             history: Vec::new(),
             delivered: BTreeMap::new(),
+            told_of_the_dead: BTreeSet::new(),
+            pulls_aborted: 0,
             is_lied_to: false,
             neighbour,
         }
@@ -288,7 +294,14 @@ impl World {
             (None, Body::Pending { min_ack, bitmap, redo, .. }) => {
                 assert_eq!((min_ack, payload.len()), (self.wire(expected.min_ack), 0), "{packet:?}");
                 match expected.reason {
-                    Some(reason) => assert_eq!(u32::from(answer.attempt), reason.counter(), "{packet:?}"),
+                    Some(reason) => {
+                        assert_eq!(u32::from(answer.attempt), reason.counter(), "{packet:?}");
+                        if reason == Refusal::DeadRankInRedo {
+                            assert_eq!(bitmap, bits(&self.dead_of(packet)), "{packet:?}");
+                            self.told_of_the_dead.insert(packet.rank);
+                            self.pulls_aborted += u64::from(packet.pull);
+                        }
+                    }
                     None => {
                         assert_eq!(bitmap, bits(&expected.ranks), "{packet:?}");
                         assert_eq!(answer.attempt, expected.attempt, "{packet:?}");
@@ -309,6 +322,13 @@ impl World {
             }
             (expected, _) => panic!("{packet:?}: expected {expected:?}, answered {answer:?}"),
         }
+    }
+
+    /// Ranks that died and are in the first completion of the chunk that a packet is about.
+    fn dead_of(&self, packet: &Packet) -> BTreeSet<u8> {
+        let chunk = self.model.chunk(if packet.pull { packet.want } else { packet.seq });
+        let frozen = chunk.and_then(|chunk| chunk.frozen.clone()).expect("a redo");
+        &frozen - &self.model.expected
     }
 
     /// Lanes are the sum of the bits, in every slot that the model knows.
@@ -435,6 +455,7 @@ impl World {
                 self.model.restart(self.job.generation, world);
                 self.workers = vec![Worker::default(); world as usize];
                 self.delivered.clear();
+                self.told_of_the_dead.clear();
                 self.is_lied_to = false;
             }
         }
@@ -486,13 +507,14 @@ impl World {
                 }
             }
         }
-        let refused = |refusal| self.node.counters.refused(refusal);
-        // A rank that dies while a redo waits for it ends the job too; that is for the workers' deadlines to find.
-        let lacks_the_dead = self.model.held.values().any(|(_, chunk)| {
-            !chunk.complete && chunk.frozen.as_ref().is_some_and(|f| !f.is_subset(&self.model.expected))
-        });
-        let is_given_up =
-            lacks_the_dead || refused(Refusal::DeadRankInRedo) + refused(Refusal::TooManyAttempts) > 0;
+        // Whoever still needs a chunk whose redo lacks a rank that has died was told so.
+        let mut is_given_up = self.node.counters.refused(Refusal::TooManyAttempts) > 0;
+        for (position, _) in self.model.held.values().filter(|(_, chunk)| self.model.is_hopeless(chunk)) {
+            for rank in ranks.iter().filter(|rank| self.workers[**rank as usize].ack == *position) {
+                assert!(self.told_of_the_dead.contains(rank), "rank {rank} waits for {position}");
+            }
+        }
+        is_given_up |= !self.told_of_the_dead.is_empty();
         assert!(is_given_up, "no end: {:?}", self.workers);
     }
 }
@@ -520,7 +542,8 @@ fn assert_counters_add_up(counters: &Counters, damaged_besides: u64) {
     assert_eq!(sum, counters.noted(Event::Requests) + damaged_besides);
 }
 
-fn play(shape: Shape, steps: &[Step]) -> Counters {
+/// The node's counters, and how often a PULL was aborted, which no counter tells.
+fn play(shape: Shape, steps: &[Step]) -> (Counters, u64) {
     let mut played = World::new(shape);
     for step in steps {
         played.take(step);
@@ -536,7 +559,7 @@ fn play(shape: Shape, steps: &[Step]) -> Counters {
     assert_eq!(counters, right);
     let damaged_besides = counters.refused(Refusal::BadTag) - played.model.damaged_instead;
     assert_counters_add_up(&counters, damaged_besides);
-    counters
+    (counters, played.pulls_aborted)
 }
 
 /// A job, and the memory it has.
@@ -583,11 +606,14 @@ proptest! {
 #[test]
 fn the_traffic_reaches_every_fate() {
     let mut runner = TestRunner::deterministic();
-    let mut total = Counters::default();
+    let (mut total, mut pulls_aborted) = (Counters::default(), 0);
     for _ in 0..500 {
         let (shape, steps) = scene().new_tree(&mut runner).unwrap().current();
-        total.absorb(&play(shape, &steps));
+        let (counters, aborted) = play(shape, &steps);
+        total.absorb(&counters);
+        pulls_aborted += aborted;
     }
+    assert!(pulls_aborted > 0);
     let unused = [Event::Passed, Event::EcnMarks, Event::NonFinite];
     for event in Event::ALL.iter().filter(|event| !unused.contains(event)) {
         assert!(total.noted(*event) > 0, "{}", event.name());

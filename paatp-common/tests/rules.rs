@@ -116,8 +116,44 @@ fn f4_a_redo_that_needs_a_dead_rank_is_aborted() {
     let reply = bench.send(Request { want: Seq(1), attempt: 1, ..bench.data(0, 0) });
     assert_eq!(reply.answer.status, Status::Aborted);
     assert_eq!(u32::from(reply.answer.attempt), Refusal::DeadRankInRedo.counter());
-    assert_eq!((bench.refused(Refusal::DeadRankInRedo), bitmap(&reply)), (1, 0b111));
+    assert_eq!((bench.refused(Refusal::DeadRankInRedo), bitmap(&reply)), (1, 0b100));
     assert_eq!(bench.pull(1, 0, 0).payload, bench.sum(&[0, 1, 2], 0), "the result stays");
+}
+
+#[test]
+fn f4_a_redo_that_a_rank_died_in_is_aborted() {
+    let mut bench = Bench::ranks(3, 4);
+    for rank in 0..3 {
+        bench.contribute(rank, 0);
+    }
+    bench.redo(0, 0, 1);
+    let waits = bench.pull(0, 0, 0);
+    assert_eq!((waits.answer.status, waits.answer.attempt), (Status::NotYet, 1));
+    bench.shrink(2);
+    // Who has contributed again asks, or sends it once more; who has not contributes.
+    let pull = bench.pull(0, 0, 0);
+    let [again, first] =
+        [0, 1].map(|rank| bench.send(Request { want: Seq(1), attempt: 1, ..bench.data(rank, 0) }));
+    for reply in [pull, again, first] {
+        assert_eq!((reply.answer.status, bitmap(&reply)), (Status::Aborted, 0b100));
+        assert_eq!(u32::from(reply.answer.attempt), Refusal::DeadRankInRedo.counter());
+    }
+    assert_eq!(bench.refused(Refusal::DeadRankInRedo), 2);
+    assert_eq!(bench.node.slots[0].bits, 0b001, "nobody was added");
+    assert_eq!(bench.contribute(1, 1).answer.status, Status::Ok, "other chunks go on");
+}
+
+#[test]
+fn f4_a_redo_that_a_rank_died_after_is_completed() {
+    let mut bench = Bench::ranks(3, 4);
+    for rank in 0..3 {
+        bench.contribute(rank, 0);
+    }
+    bench.redo(2, 0, 1);
+    bench.shrink(2);
+    assert!(!has_result(&bench.redo(0, 0, 1)));
+    let whole = bench.redo(1, 0, 1);
+    assert_eq!((bitmap(&whole), whole.payload), (0b111, bench.sum(&[0, 1, 2], 0)));
 }
 
 #[test]

@@ -116,6 +116,20 @@ pub enum OperationError {
         /// Tensor of the chunk.
         tensor: String,
     },
+    /// A result has to be computed anew, which a rank that is gone would have to contribute to.
+    #[error(
+        "the result of chunk {chunk} (tensor '{tensor}') was damaged and cannot be computed anew: {} contributed to it and {} been lost since; join the job again and restart from the last checkpoint",
+        Ranks(ranks),
+        if ranks.len() == 1 { "has" } else { "have" }
+    )]
+    RedoLacksRanks {
+        /// The ranks.
+        ranks: Vec<u8>,
+        /// Tensor of the chunk.
+        tensor: String,
+        /// Its number.
+        chunk: u32,
+    },
     /// There is no generation to run in.
     #[error("the operation was not run: an earlier one failed, or the worker has left; join the job again")]
     Over,
@@ -139,5 +153,8 @@ mod tests {
         let error =
             OperationError::Aborted { reason: Refusal::Mismatch, ranks: ranks_of(4), tensor: "w".into() };
         assert!(error.to_string().contains("Other side: rank 2."));
+        let error = OperationError::RedoLacksRanks { ranks: ranks_of(4), tensor: "w".into(), chunk: 7 };
+        assert!(error.to_string().contains("chunk 7 (tensor 'w')"));
+        assert!(error.to_string().contains("rank 2 contributed to it and has been lost"));
     }
 }

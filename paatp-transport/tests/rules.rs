@@ -223,6 +223,50 @@ fn f1_a_delivered_chunk_is_redone_with_the_same_bytes() {
     assert!(seen.iter().all(|(_, payload)| *payload == seen[0].1));
 }
 
+/// F4: a redo needs a rank that is lost, before it began or while it was open. Whoever needs the result is told which
+/// rank, long before any timeout; who has it keeps it.
+#[test]
+fn f4_a_redo_that_lacks_a_lost_rank_fails_by_name() {
+    for lost_meanwhile in [false, true] {
+        let shape = Shape { world: 3, ..SHAPE };
+        let mut net = Net::new(shape, FAIR, 1);
+        let phase = Rc::new(Cell::new(0));
+        let now = phase.clone();
+        net.filter = Some(Box::new(move |rank, datagram| {
+            let request = Request::decode(Header::of(datagram).unwrap()).unwrap();
+            match (rank, request.kind, request.seq) {
+                // Rank 1 contributes first, so that its answer brings no result, and does not get to ask again.
+                (1, Kind::Data, Seq(1)) => now.set(now.get().max(1)),
+                (1, Kind::Pull, Seq(1)) => return now.get() == 2,
+                (_, Kind::Data, Seq(1)) => return now.get() > 0,
+                _ => {}
+            }
+            true
+        }));
+        all_reduce(&mut net, 30);
+        net.run(10_000, |net| !net.events[0].is_empty() && !net.events[2].is_empty());
+        assert!(net.events[1].is_empty());
+        net.aggregator.lanes[1][3] ^= 1 << 40;
+        net.silent[2] = true;
+        phase.set(2);
+        if lost_meanwhile {
+            net.run(10_000, |net| {
+                net.aggregator.slots[1].attempt == 1 && net.aggregator.slots[1].bits == 0b011
+            });
+        }
+        net.aggregator.jobs[0].expected &= !0b100;
+        let then = net.now;
+        net.run(10_000, |net| !net.events[1].is_empty());
+        assert!(net.now < then + 1_000_000, "{} µs after the loss", net.now - then);
+        let Event::Failed { error, .. } = &net.events[1][0] else { panic!("{:?}", net.events[1]) };
+        let lacks = OperationError::RedoLacksRanks { ranks: vec![2], tensor: "w".into(), chunk: 1 };
+        assert_eq!(*error, lacks, "lost meanwhile: {lost_meanwhile}");
+        for rank in [0, 2] {
+            assert!(matches!(net.events[rank][0], Event::Done { .. }), "rank {rank} has the result");
+        }
+    }
+}
+
 /// F1 iii, by hand: the announcement is obeyed once for each attempt, although the chunk was delivered.
 #[test]
 fn f1_announced_redo_is_obeyed_after_delivery() {

@@ -332,6 +332,10 @@ impl Reference {
                 expected.ranks = chunk.ranks();
                 if packet.pull {
                     expected.attempt = self.chunk(own).map_or(0, |chunk| chunk.attempt);
+                    if self.is_hopeless(chunk) {
+                        expected.status = Status::Aborted;
+                        expected.reason = Some(Refusal::DeadRankInRedo);
+                    }
                 }
             }
         }
@@ -411,6 +415,12 @@ impl Reference {
         (status, reason)
     }
 
+    /// A redo is open, and a rank that it needs has died.
+    pub fn is_hopeless(&self, chunk: &ChunkState) -> bool {
+        let waits = |rank: &u8| !chunk.contributions.contains_key(rank) && !self.expected.contains(rank);
+        !chunk.complete && chunk.frozen.as_ref().is_some_and(|frozen| frozen.iter().any(waits))
+    }
+
     /// A contribution to a chunk inside the window.
     fn contribute(&mut self, packet: &Packet, position: u64) -> Fate {
         let operation = packet.chunk.operation().expect("the tests send known operations");
@@ -458,6 +468,9 @@ impl Reference {
                 ChunkState { frozen: chunk.frozen, ..self.fresh(packet, quorum, epoch) }
             }
             Some(chunk) => {
+                if self.is_hopeless(&chunk) {
+                    return Fate::Refused(Refusal::DeadRankInRedo);
+                }
                 if disagrees(&chunk) {
                     return Fate::Refused(Refusal::Mismatch);
                 }

@@ -7,7 +7,7 @@ use paatp_common::limits::MAX_ATTEMPTS;
 use paatp_common::wire::{Answer, Body, HEADER_BYTES, Header, Redo, Status};
 
 use super::staleness::note_outcome;
-use super::{BUSY_CAP, Busy, Event, Phase, Waiting, Worker};
+use super::{BUSY_CAP, Busy, Event, Phase, Waiting, Worker, seq_of};
 use crate::error::{OperationError, ranks_of};
 use crate::operation::{Operation, Step};
 use crate::quantise::Scale;
@@ -152,7 +152,7 @@ impl Worker {
                     self.join_redo(redo);
                 }
                 // A pull is told the attempt of the chunk that it asks about, a contribution that of its own.
-                if settled.is_some_and(|s| s.sent.contribution.is_none()) {
+                if settled.is_some_and(|s| s.sent.contribution.is_none()) && answer.status != Status::Aborted {
                     self.join_redo(Redo { seq: answer.seq, attempt: answer.attempt });
                 }
                 if settled.is_some_and(|s| s.sent.about == self.delivered) && answer.status != Status::Aborted
@@ -172,8 +172,10 @@ impl Worker {
             let refused = should_be_there && matches!(answer.body, Body::Pending { .. });
             self.release_wish(position, answer.token, if refused { Wish::Refused } else { Wish::Idle });
         }
-        if let Some((position, attempt)) = sent.contribution {
-            self.heed_status(now, answer, position, attempt);
+        match sent.contribution {
+            Some((position, attempt)) => self.heed_status(now, answer, position, attempt),
+            None if answer.status == Status::Aborted => self.abort(sent.about, answer),
+            None => {}
         }
     }
 
@@ -232,11 +234,7 @@ impl Worker {
                     self.restart(position, adopted);
                 }
             }
-            Status::Aborted => {
-                let reason = Refusal::ALL.get(usize::from(answer.attempt)).copied();
-                let bitmap = if let Body::Pending { bitmap, .. } = answer.body { bitmap } else { 0 };
-                self.abort(position, reason.unwrap_or(Refusal::Mismatch), bitmap);
-            }
+            Status::Aborted => self.abort(position, answer),
             Status::Rejoin => {}
         }
     }
@@ -323,7 +321,7 @@ impl Worker {
             return;
         }
         if !entry.restart(attempt) {
-            return self.abort(position, Refusal::TooManyAttempts, 0);
+            return self.abort_for(position, Refusal::TooManyAttempts, 0);
         }
         if entry.wish == Wish::Refused {
             entry.wish = Wish::Idle;
@@ -622,10 +620,21 @@ impl Worker {
         })
     }
 
-    /// The aggregator will not take this rank's contribution.
-    pub(super) fn abort(&mut self, position: u64, reason: Refusal, bitmap: u64) {
+    /// The aggregator will not take this rank's contribution, or knows that the chunk will never be complete.
+    fn abort(&mut self, position: u64, answer: &Answer) {
+        let reason = Refusal::ALL.get(usize::from(answer.attempt)).copied();
+        let bitmap = if let Body::Pending { bitmap, .. } = answer.body { bitmap } else { 0 };
+        self.abort_for(position, reason.unwrap_or(Refusal::Mismatch), bitmap);
+    }
+
+    pub(super) fn abort_for(&mut self, position: u64, reason: Refusal, bitmap: u64) {
         let ranks = ranks_of(bitmap & !(1 << self.membership.rank));
         let tensor = self.tensor_at(position, 0);
-        self.halt(OperationError::Aborted { reason, ranks, tensor });
+        self.halt(match reason {
+            Refusal::DeadRankInRedo => {
+                OperationError::RedoLacksRanks { ranks, tensor, chunk: seq_of(position).0 }
+            }
+            reason => OperationError::Aborted { reason, ranks, tensor },
+        });
     }
 }

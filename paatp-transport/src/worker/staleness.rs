@@ -158,14 +158,14 @@ impl Worker {
         let op = self.operations.get(index)?;
         let Step::Chunk(number) = op.step(position) else {
             // The others have no round here.
-            self.abort(position, Refusal::Mismatch, 0);
+            self.abort_for(position, Refusal::Mismatch, 0);
             return None;
         };
         let exponent = self.exponent_for(index, position, number)?;
         let piece = op.piece(number)?;
         let chunk = op.chunk(number, piece, exponent)?;
         if (Chunk { root: 0, ..chunk }) != entry.chunk {
-            self.abort(position, Refusal::Mismatch, 0);
+            self.abort_for(position, Refusal::Mismatch, 0);
             return None;
         }
         if let Err(error) = op.keep(piece, &mut self.residuals, &mut self.scratch) {
