@@ -469,7 +469,10 @@ fn progress(contributed: [u32; 3]) -> ProgressSnapshot {
 }
 
 fn lose(m: &mut Membership, start: Instant, contributed: [u32; 3]) -> Loss {
-    assert_eq!(m.observe(start, 0, &progress(contributed), 9), None);
+    for second in 0..10 {
+        let now = start + Duration::from_secs(second);
+        assert_eq!(m.observe(now, 0, &progress(contributed), 9), None);
+    }
     let loss = m.observe(start + Duration::from_secs(10), 0, &progress(contributed), 9);
     loss.unwrap_or_else(|| panic!("nobody was lost"))
 }

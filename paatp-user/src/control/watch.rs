@@ -4,12 +4,19 @@
 //! lowest and somebody is ahead of it: with its contributions, or with its acknowledgements when the ring is full
 //! because of them. Between operations everybody stands at the same place and nobody is in the way, however long that
 //! takes.
+//!
+//! Only time in which somebody looked counts. A daemon that was stopped, or frozen together with the ranks, must not take
+//! its own pause for theirs.
 
 use std::time::{Duration, Instant};
 
 use paatp_common::seq::Seq;
 
 use crate::engine::{ProgressSnapshot, RankProgress};
+
+/// What the time since the last look counts at most: the timeout divided by this. So nobody is lost before this many
+/// looks found them in the way, without their having moved.
+const LEAST_LOOKS: u32 = 4;
 
 /// Whose progress counts, and how much of it there may be.
 #[derive(Clone, Copy, Debug)]
@@ -32,16 +39,20 @@ struct Watched {
 #[derive(Clone, Debug, Default)]
 pub struct Watch {
     ranks: Vec<Watched>,
+    looked: Option<Instant>,
 }
 
 impl Watch {
     /// Takes in where the ranks stand; returns those that have been in the way for the whole timeout.
     pub fn observe(&mut self, now: Instant, terms: Terms, progress: &ProgressSnapshot) -> Vec<u8> {
         self.ranks.resize(progress.ranks.len(), Watched::default());
+        let gap = self.looked.replace(now).map_or(Duration::ZERO, |last| now.duration_since(last));
+        let unseen = gap.saturating_sub(terms.timeout / LEAST_LOOKS);
         let mut dead = Vec::new();
         for ((rank, seen), watched) in (0u8..).zip(&progress.ranks).zip(&mut self.ranks) {
             let moved = watched.seen != *seen;
             watched.seen = *seen;
+            watched.in_the_way_since = watched.in_the_way_since.map(|since| since + unseen);
             if !is_in_the_way(usize::from(rank), terms, &progress.ranks) {
                 watched.in_the_way_since = None;
             } else if moved || watched.in_the_way_since.is_none() {
@@ -103,16 +114,32 @@ mod tests {
     struct Case {
         watch: Watch,
         start: Instant,
+        seen: Option<(u64, ProgressSnapshot)>,
     }
 
     impl Case {
         fn new() -> Case {
-            Case { watch: Watch::default(), start: Instant::now() }
+            Case { watch: Watch::default(), start: Instant::now(), seen: None }
         }
 
-        /// Whoever is found is taken out.
+        fn at(&self, seconds: u64) -> Instant {
+            self.start + Duration::from_secs(seconds)
+        }
+
+        /// Looks every second until the ranks stand there, and nobody is found before. Whoever is found is taken out.
         fn see(&mut self, seconds: u64, terms: Terms, ranks: &[(u32, u32)]) -> Vec<u8> {
-            let now = self.start + Duration::from_secs(seconds);
+            if let Some((last, before)) = self.seen.take() {
+                for second in last + 1..seconds {
+                    assert_eq!(self.watch.observe(self.at(second), terms, &before), NOBODY);
+                }
+            }
+            self.seen = Some((seconds, at(ranks)));
+            self.look(seconds, terms, ranks)
+        }
+
+        /// Looks once, however long nobody did.
+        fn look(&mut self, seconds: u64, terms: Terms, ranks: &[(u32, u32)]) -> Vec<u8> {
+            let now = self.at(seconds);
             let dead = self.watch.observe(now, terms, &at(ranks));
             // As long as nothing was done about them, they are found again.
             assert_eq!(self.watch.observe(now, terms, &at(ranks)), dead);
@@ -156,6 +183,32 @@ mod tests {
                 NOBODY
             );
         }
+    }
+
+    /// The daemon stood still, and perhaps everybody: whoever was lowest at that moment is not lost because of it.
+    #[test]
+    fn a_pause_of_the_daemon_is_nobodys_fault() {
+        let mut case = Case::new();
+        let stuck = [(3, 7), (3, 3), (3, 7)];
+        assert_eq!(case.look(0, TERMS, &stuck), NOBODY);
+        assert_eq!(case.look(1000, TERMS, &stuck), NOBODY);
+        // Rank 1 has moved by the next look.
+        assert_eq!(case.look(1001, TERMS, &[(3, 8), (3, 5), (3, 8)]), NOBODY);
+        // From then on it stands, and the looks are as they should be: what was seen of it counts.
+        assert_eq!(case.see(1002, TERMS, &[(3, 8), (3, 5), (3, 8)]), NOBODY);
+        assert_eq!(case.see(1010, TERMS, &[(3, 8), (3, 5), (3, 8)]), NOBODY);
+        assert_eq!(case.see(1011, TERMS, &[(3, 8), (3, 5), (3, 8)]), vec![1]);
+    }
+
+    /// Looks that come late again and again still find it.
+    #[test]
+    fn rare_looks_find_it_later() {
+        let mut case = Case::new();
+        let stuck = [(3, 7), (3, 3), (3, 7)];
+        for look in 0..4 {
+            assert_eq!(case.look(look * 100, TERMS, &stuck), NOBODY, "{look}");
+        }
+        assert_eq!(case.look(400, TERMS, &stuck), vec![1]);
     }
 
     #[test]
