@@ -13,6 +13,9 @@
 //!   means "none": what we test is our own checks, not those of the stack. (Receivers on IPv6 must allow zero, which
 //!   ours do because the aggregator's answers need it.) A packet that is kept is corrupted when it is released.
 //!
+//! Before all of that comes a *gate*, which drops packets of chosen kinds from a chunk on. So a test brings an operation to
+//! a step, and lets it go on from there, without measuring time.
+//!
 //! Clones and released packets carry a mark and pass untouched and uncounted when they come by again.
 //!
 //! `paatp-tests` has the loader (`disturbance.rs`), which repeats [`Config`], [`Count`] and the directions: change
@@ -48,6 +51,10 @@ pub struct Config {
     pub first_port: u16,
     /// Last port of ours.
     pub last_port: u16,
+    /// Kinds of packets that the gate drops, as bits `1 << kind`; 0 if it is open.
+    pub gated: u32,
+    /// First chunk whose packets it drops.
+    pub gate: u32,
     /// Zero.
     pub reserved: u32,
 }
@@ -79,9 +86,11 @@ pub enum Count {
     CorruptedPayload,
     /// Rolls that could not be carried out: the packet was too long to keep, or a helper failed.
     Failed,
+    /// Dropped by the gate; not counted as seen.
+    Gated,
 }
 
-const COUNTS: u32 = 9;
+const COUNTS: u32 = 10;
 
 /// Longest frame that can be kept: 3506 bytes of MTU and a link-layer header.
 const KEPT_BYTES: u32 = 3600;
@@ -139,6 +148,10 @@ fn disturb(packet: Packet, direction: u32) -> i32 {
     }
     let Some(config) = CONFIG.get(direction) else { return TC_ACT_OK };
     let Some(datagram) = packet.datagram(config) else { return TC_ACT_OK };
+    if packet.is_gated(config, datagram) {
+        count(direction, Count::Gated);
+        return TC_ACT_SHOT;
+    }
     let Some(number) = next_number(direction) else { return TC_ACT_OK };
     count(direction, Count::Seen);
     let dice = mix(mix(config.seed ^ (direction as u64 + 1) << 56) ^ number);
@@ -360,6 +373,17 @@ impl Packet {
         let is_sent = unsafe { bpf_clone_redirect(self.skb, self.interface(), flags) == 0 };
         self.set_mark(mark);
         is_sent
+    }
+
+    /// The gate is closed for this packet: by the kind in byte 2 of our header and the chunk in bytes 12 to 15.
+    #[inline(always)]
+    fn is_gated(self, config: &Config, datagram: Datagram) -> bool {
+        if config.gated == 0 {
+            return false;
+        }
+        let kind = self.byte(datagram.payload + 2).unwrap_or(0) & 0x0F;
+        let Some(seq) = self.bytes::<4>(datagram.payload + 12).map(u32::from_be_bytes) else { return false };
+        config.gated >> kind & 1 == 1 && seq >= config.gate
     }
 
     /// The payload, if this is an unfragmented UDP packet of ours.

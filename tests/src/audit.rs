@@ -19,6 +19,17 @@ use crate::kernel::{Maps, PodOf, SlotMemory};
 /// [`Progress`] as words.
 const PROGRESS_WORDS: usize = size_of::<Progress>() / 8;
 
+/// How far the ranks of a job are, by its number.
+///
+/// # Errors
+/// Where the map is missing.
+pub fn progress(maps: &Maps, number: u32) -> Result<Progress> {
+    let words = maps.array::<[u64; PROGRESS_WORDS]>("PROGRESS")?.get(&number, 0)?;
+    // SAFETY: `Progress` is `repr(C)` and holds nothing but atomic words of 64 bits, which have the size of `u64`
+    // (asserted by the array's length) and take every bit pattern.
+    Ok(unsafe { std::mem::transmute::<[u64; PROGRESS_WORDS], Progress>(words) })
+}
+
 /// The tables of the only job of a node, as they were at one moment.
 #[derive(Clone, Debug)]
 pub struct Tables {
@@ -59,10 +70,7 @@ impl Tables {
         let world = usize::from(job.world);
         let keys = maps.array::<PodOf<RankEntry>>("RANKS")?;
         let key = |rank| Ok(keys.get(&(number * MAX_RANKS as u32 + rank), 0)?.0.key);
-        let words = maps.array::<[u64; PROGRESS_WORDS]>("PROGRESS")?.get(&number, 0)?;
-        // SAFETY: `Progress` is `repr(C)` and holds nothing but atomic words of 64 bits, which have the size of `u64`
-        // (asserted by the array's length) and take every bit pattern.
-        let progress = unsafe { std::mem::transmute::<[u64; PROGRESS_WORDS], Progress>(words) };
+        let progress = progress(maps, number)?;
         let memory = SlotMemory::map(maps, "SLOTS").or_else(|_| SlotMemory::map(maps, "WIDE_SLOTS"))?;
         let pool = maps.array::<PodOf<Node>>("NODE")?.get(&0, 0)?.0.pool;
         let range = |first: u32, slots: u32| first as usize..(first + slots) as usize;

@@ -9,6 +9,8 @@ use aya::Ebpf;
 use aya::maps::Array;
 use aya::programs::tc::{NlOptions, TcAttachOptions, qdisc_add_clsact};
 use aya::programs::{SchedClassifier, TcAttachType};
+use paatp_common::Seq;
+use paatp_common::wire::Kind;
 use serde::Serialize;
 
 use crate::lab::lab_object;
@@ -98,6 +100,8 @@ counts! {
     corrupted_payload,
     /// Rolls that could not be carried out.
     failed,
+    /// Dropped by the gate; not counted as seen.
+    gated,
 }
 
 impl fmt::Display for Counts {
@@ -123,7 +127,7 @@ impl fmt::Display for Counts {
 }
 
 /// `Config` of `disturb.rs`.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 struct Config {
     loss: u32,
@@ -133,18 +137,30 @@ struct Config {
     seed: u64,
     first_port: u16,
     last_port: u16,
+    gated: u32,
+    gate: u32,
     reserved: u32,
+}
+
+impl Config {
+    fn take(&mut self, rates: Rates) {
+        self.loss = parts_per_million(rates.loss);
+        self.duplicate = parts_per_million(rates.duplicate);
+        self.reorder = parts_per_million(rates.reorder);
+        self.corrupt = parts_per_million(rates.corrupt);
+    }
 }
 
 // SAFETY: integers without padding (checked below), any bits are valid.
 unsafe impl aya::Pod for Config {}
-const _: () = assert!(size_of::<Config>() == 32);
+const _: () = assert!(size_of::<Config>() == 40);
 
 /// Programs on the switch's port of one worker that disturb its packets until this is dropped. (At the worker's own end
 /// they would miss what goes past the stack with AF_XDP.)
 #[derive(Debug)]
 pub struct Disturbance {
     programs: Ebpf,
+    configs: [(Direction, Config); 2],
 }
 
 impl Disturbance {
@@ -162,20 +178,15 @@ impl Disturbance {
         ingress: Rates,
     ) -> Result<Disturbance> {
         let mut programs = Ebpf::load_file(lab_object()).context("cannot load lab.bpf.o")?;
-        let mut config: Array<_, Config> =
-            programs.map_mut("CONFIG").context("lab.bpf.o has no map CONFIG")?.try_into()?;
-        for (direction, rates) in [(Direction::Egress, egress), (Direction::Ingress, ingress)] {
-            let config_of_direction = Config {
-                loss: parts_per_million(rates.loss),
-                duplicate: parts_per_million(rates.duplicate),
-                reorder: parts_per_million(rates.reorder),
-                corrupt: parts_per_million(rates.corrupt),
-                seed,
-                first_port: *ports.start(),
-                last_port: *ports.end(),
-                reserved: 0,
-            };
-            config.set(direction.at_the_port(), config_of_direction, 0)?;
+        let configs =
+            [(Direction::Egress, egress), (Direction::Ingress, ingress)].map(|(direction, rates)| {
+                let (first_port, last_port) = (*ports.start(), *ports.end());
+                let mut config = Config { seed, first_port, last_port, ..Config::default() };
+                config.take(rates);
+                (direction, config)
+            });
+        for (direction, config) in configs {
+            configure(&mut programs, direction, config)?;
         }
         for (name, side) in
             [("disturb_egress", TcAttachType::Egress), ("disturb_ingress", TcAttachType::Ingress)]
@@ -189,7 +200,41 @@ impl Disturbance {
                 .run(|| attach(program, port, side))?
                 .with_context(|| format!("cannot attach {name} to {port}"))?;
         }
-        Ok(Disturbance { programs })
+        Ok(Disturbance { programs, configs })
+    }
+
+    /// Changes what happens from now on.
+    ///
+    /// # Errors
+    /// Where the kernel does not let us write the map.
+    pub fn change(&mut self, egress: Rates, ingress: Rates) -> Result<()> {
+        for ((direction, config), rates) in self.configs.iter_mut().zip([egress, ingress]) {
+            config.take(rates);
+            configure(&mut self.programs, *direction, *config)?;
+        }
+        Ok(())
+    }
+
+    /// Drops requests of this kind from a chunk on, until [`Disturbance::open`]; the other kind passes, as do requests for
+    /// chunks before. The wish that a DATA packet carries is not looked at.
+    ///
+    /// # Errors
+    /// Where the kernel does not let us write the map.
+    pub fn gate(&mut self, kind: Kind, from: Seq) -> Result<()> {
+        self.set_gate(1 << kind as u32, from.0)
+    }
+
+    /// Lets all requests pass again.
+    ///
+    /// # Errors
+    /// Where the kernel does not let us write the map.
+    pub fn open(&mut self) -> Result<()> {
+        self.set_gate(0, 0)
+    }
+
+    fn set_gate(&mut self, gated: u32, gate: u32) -> Result<()> {
+        let (programs, [(direction, config), _]) = (&mut self.programs, &self.configs);
+        configure(programs, *direction, Config { gated, gate, ..*config })
     }
 
     /// What was done so far.
@@ -206,6 +251,12 @@ impl Disturbance {
             Ok(value)
         })
     }
+}
+
+fn configure(programs: &mut Ebpf, direction: Direction, config: Config) -> Result<()> {
+    let mut configs: Array<_, Config> =
+        programs.map_mut("CONFIG").context("lab.bpf.o has no map CONFIG")?.try_into()?;
+    Ok(configs.set(direction.at_the_port(), config, 0)?)
 }
 
 /// With a link that dies with this process where the kernel has such (6.6), else with a queueing discipline that dies

@@ -249,6 +249,20 @@ impl Drop for Process {
     }
 }
 
+/// The message names this rank: `rank 1`, `ranks 0, 1 and 2`.
+#[must_use]
+pub fn names(message: &str, rank: usize) -> bool {
+    ["rank", "ranks"].iter().any(|word| {
+        message.match_indices(&format!("{word} ")).any(|(at, found)| {
+            let rest = &message[at + found.len()..];
+            rest.split([',', ' ', '.', ':', ';', '\n'])
+                .filter(|word| !word.is_empty())
+                .take_while(|word| word.parse::<usize>().is_ok() || *word == "and")
+                .any(|word| word == rank.to_string())
+        })
+    })
+}
+
 /// Waits until `condition` holds.
 ///
 /// # Errors
@@ -465,5 +479,16 @@ impl WorkerCommand {
         let mut command = host.namespace.command(program);
         command.args(self.args());
         Process::spawn(format!("rank {}", self.rank), command)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_found() {
+        assert!(names("missing: rank 1", 1) && names("ranks 0, 1 did", 1) && names("ranks 0 and 1.", 1));
+        assert!(!names("rank 0 is 1", 1) && !names("rank 11", 1));
     }
 }

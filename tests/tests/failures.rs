@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 use paatp_common::Event;
 use paatp_tests::gradients::synthetic;
 use paatp_tests::job::run;
-use paatp_tests::process::wait_until;
+use paatp_tests::process::{names, wait_until};
 use paatp_tests::{Dtype, Gradient, JobOptions, Lab, Layout, Rates, Running, Tensor, require_bpf};
 
 /// What the workers are given.
@@ -18,25 +18,6 @@ const SLACK: Duration = Duration::from_secs(10);
 
 fn options(world: usize) -> JobOptions {
     JobOptions { timeout: TIMEOUT, ..JobOptions::world(world) }
-}
-
-/// The message names this rank.
-fn names(message: &str, rank: usize) -> bool {
-    ["rank", "ranks"].iter().any(|word| {
-        message.match_indices(&format!("{word} ")).any(|(at, found)| {
-            let rest = &message[at + found.len()..];
-            rest.split([',', ' ', '.', ':', ';', '\n'])
-                .filter(|word| !word.is_empty())
-                .take_while(|word| word.parse::<usize>().is_ok() || *word == "and")
-                .any(|word| word == rank.to_string())
-        })
-    })
-}
-
-#[test]
-fn names_are_found() {
-    assert!(names("missing: rank 1", 1) && names("ranks 0, 1 did", 1) && names("ranks 0 and 1.", 1));
-    assert!(!names("rank 0 is 1", 1) && !names("rank 11", 1));
 }
 
 #[test]

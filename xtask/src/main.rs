@@ -108,6 +108,12 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
+    /// Play what takes too long for every run: `matrix`, each failure at each step of an operation
+    Soak {
+        /// What to play
+        #[arg(value_parser = ["matrix"])]
+        name: String,
+    },
     /// Everything CI runs, in CI's order
     Ci,
     /// Fuzz one target of `fuzz/` with cargo-fuzz (needs a nightly tool chain)
@@ -147,6 +153,7 @@ fn run(task: Task) -> Result<ExitCode> {
             objects::build_all(&workspace, profile)?;
         }
         Task::Test { args } => return testing::run(&workspace, &args)?.conclude(),
+        Task::Soak { name } => return testing::soak(&workspace, &name)?.conclude(),
         Task::Verify { args } => return launch::replace(&workspace, "verify", &args),
         Task::Run { args } => return launch::replace(&workspace, "playground", &args),
         Task::Bench { name, args } => return launch::replace(&workspace, &format!("bench-{name}"), &args),

@@ -90,6 +90,11 @@ pub fn run(workspace: &Workspace, args: &[OsString]) -> Result<Outcome> {
     Ok(Outcome { tally, failure })
 }
 
+/// Runs the tests of a test program that are ignored otherwise, because they take long.
+pub fn soak(workspace: &Workspace, name: &str) -> Result<Outcome> {
+    run(workspace, &["--test", name, "--", "--ignored", "--nocapture"].map(OsString::from))
+}
+
 /// Whether arguments for `cargo test` say which packages they mean.
 fn selects_packages(args: &[OsString]) -> bool {
     args.iter()
