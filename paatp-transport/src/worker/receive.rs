@@ -152,7 +152,8 @@ impl Worker {
                     self.join_redo(redo);
                 }
                 // A pull is told the attempt of the chunk that it asks about, a contribution that of its own.
-                if settled.is_some_and(|s| s.sent.contribution.is_none()) && answer.status != Status::Aborted {
+                if settled.is_some_and(|s| s.sent.contribution.is_none()) && answer.status != Status::Aborted
+                {
                     self.join_redo(Redo { seq: answer.seq, attempt: answer.attempt });
                 }
                 if settled.is_some_and(|s| s.sent.about == self.delivered) && answer.status != Status::Aborted

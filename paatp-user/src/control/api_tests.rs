@@ -113,6 +113,95 @@ fn changes_need_the_token_and_workers_addresses_take_none() {
     assert_eq!(server.control.lock().membership.list().len(), 1);
 }
 
+/// Which secrets open a page, for a job that is open to tokens only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Opens {
+    /// Nobody needs any.
+    Free,
+    /// The job's key, and the node's token.
+    KeyOrToken,
+    /// The node's token alone.
+    Token,
+    /// None: workers' addresses do not have it.
+    Nothing,
+}
+
+/// Every page with every method that it has: what opens it where jobs are managed, and at workers' addresses.
+const LOCKS: [(&str, &str, &str, Opens, Opens); 15] = {
+    use Opens::{Free, KeyOrToken, Nothing, Token};
+    [
+        ("GET", "/healthz", "", Free, Free),
+        ("GET", "/readyz", "", Free, Free),
+        ("GET", "/metrics", "", Free, Nothing),
+        ("GET", "/v1/openapi.json", "", Free, Free),
+        ("GET", "/v1/node", "", Free, Nothing),
+        ("GET", "/v1/status", "", Free, Nothing),
+        ("GET", "/v1/history?job=closed", "", Free, Nothing),
+        ("GET", "/v1/jobs", "", Free, Nothing),
+        ("GET", "/v1/jobs/closed", "", Free, KeyOrToken),
+        ("POST", "/v1/jobs", r#"{"name":"closed","world":1}"#, Token, Nothing),
+        ("PUT", "/v1/jobs/closed/sync", r#"{"mode":"bsp"}"#, Token, Nothing),
+        ("PUT", "/v1/node/drain", r#"{"draining":false}"#, Token, Nothing),
+        (
+            "POST",
+            "/v1/jobs/closed/join",
+            r#"{"protocol":1,"rank":0,"world":1,"wait_seconds":0}"#,
+            KeyOrToken,
+            KeyOrToken,
+        ),
+        (
+            "POST",
+            "/v1/jobs/closed/leave",
+            r#"{"protocol":1,"rank":0,"generation":1}"#,
+            KeyOrToken,
+            KeyOrToken,
+        ),
+        // The last, for what it deletes.
+        ("DELETE", "/v1/jobs/closed", "", Token, Nothing),
+    ]
+};
+
+/// Without a secret, with a wrong one and with another job's key no page changes a job or tells of one that is closed; the
+/// list has every page that there is.
+#[test]
+fn security_every_page_is_opened_by_its_secrets_alone() {
+    let told = LOCKS.map(|(method, path, ..)| {
+        let path = path.split('?').next().unwrap_or_default().replace("closed", "{name}");
+        (method.to_ascii_lowercase(), path)
+    });
+    for (page, methods) in PAGES {
+        for method in methods {
+            assert!(told.contains(&((*method).into(), page.into())), "{method} {page} is not in the list");
+        }
+    }
+    let server = server();
+    let key = |name: &str| {
+        let (status, body) = server.ask("POST", "/v1/jobs", &json!({"name": name, "world": 1}).to_string());
+        let created: Created = serde_json::from_str(&body).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(status, 201);
+        created.key.unwrap_or_default()
+    };
+    let (own, other) = (key("closed"), key("other"));
+    let shown = [None, Some(""), Some("x"), Some(&other[..]), Some(&own[..]), Some(TOKEN)];
+    for (method, path, body, managing, working) in LOCKS {
+        for (address, opens) in [(server.workers, working), (server.address, managing)] {
+            for token in shown {
+                let passes = match opens {
+                    Opens::Free => true,
+                    Opens::KeyOrToken => token == Some(&own[..]) || token == Some(TOKEN),
+                    Opens::Token => token == Some(TOKEN),
+                    Opens::Nothing => false,
+                };
+                let (status, _) = server.receive(send_as(token, address, method, path, body));
+                let is_refused = matches!(status, 401 | 403);
+                assert_eq!(is_refused, !passes, "{method} {path} with {token:?}: {status}");
+            }
+        }
+    }
+    let left: Vec<String> = server.control.list().into_iter().map(|job| job.name).collect();
+    assert_eq!(left, ["pair", "other"], "the token deletes, and nothing else did anything");
+}
+
 #[test]
 fn a_node_without_a_token_cannot_be_changed() {
     let (control, _) = control();
