@@ -60,6 +60,8 @@ pub(crate) struct Recovery {
     live: u32,
     /// Latest token that was answered.
     answered: Option<u32>,
+    /// When the first request after the latest answer was sent.
+    unanswered: Option<Time>,
     rtt: Rtt,
     backoff: u32,
     expired: bool,
@@ -70,7 +72,17 @@ impl Recovery {
     pub fn new(most: usize) -> Recovery {
         let requests = VecDeque::with_capacity(most + 1);
         let rtt = Rtt::default();
-        Recovery { requests, most, first: 0, live: 0, answered: None, rtt, backoff: 0, expired: false }
+        Recovery {
+            requests,
+            most,
+            first: 0,
+            live: 0,
+            answered: None,
+            unanswered: None,
+            rtt,
+            backoff: 0,
+            expired: false,
+        }
     }
 
     /// Notes a request; returns its token.
@@ -78,6 +90,7 @@ impl Recovery {
         if self.requests.len() > self.most {
             self.forget();
         }
+        self.unanswered.get_or_insert(sent.at);
         let token = self.first.wrapping_add(self.requests.len() as u32);
         self.requests.push_back((sent, State::UnderWay));
         token
@@ -85,6 +98,7 @@ impl Recovery {
 
     /// An answer came. `None` if its request is forgotten or was answered before.
     pub fn settle(&mut self, now: Time, token: u32) -> Option<Settled> {
+        self.unanswered = None;
         let index = token.wrapping_sub(self.first) as usize;
         let (sent, state) = self.requests.get_mut(index)?;
         let late = match state {
@@ -133,6 +147,11 @@ impl Recovery {
         let (sent, _) = self.requests.get(self.live.wrapping_sub(self.first) as usize)?;
         let span = if self.overtaken_by(self.live) > 0 { self.rtt.reordering() } else { self.rto() };
         Some(sent.at.plus(span))
+    }
+
+    /// How long requests have been sent in vain. A rank that asked nothing, for want of processor time, waits for nothing.
+    pub fn silence(&self, now: Time) -> Duration {
+        self.unanswered.map_or(Duration::ZERO, |since| now.since(since))
     }
 
     /// Smoothed round-trip time; `None` before the first sample.

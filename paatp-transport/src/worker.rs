@@ -104,8 +104,6 @@ struct Waiting {
     since: Time,
     /// An answer came.
     answered: bool,
-    /// When the latest one came, whatever it was about.
-    heard: Time,
     /// Contributors of the lowest undelivered chunk, by the latest answer about it.
     bitmap: Option<u64>,
 }
@@ -328,7 +326,7 @@ impl Worker {
             return handle;
         }
         if self.operations.is_empty() {
-            self.waiting = Waiting { since: now, heard: now, ..Waiting::default() };
+            self.waiting = Waiting { since: now, ..Waiting::default() };
             self.reset_timers(now);
         }
         let shape = Shape { lanes: self.membership.lanes, quantiser: self.quantiser };

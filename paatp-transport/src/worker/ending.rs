@@ -11,7 +11,7 @@ use crate::error::{OperationError, ranks_of};
 use crate::ring::Contribution;
 use crate::time::Time;
 
-/// An aggregator from which nothing came for this part of the timeout is not there: half.
+/// An aggregator that answers no request for this part of the timeout is not there: half.
 const SILENT_SHARE: u32 = 2;
 
 impl Worker {
@@ -110,11 +110,6 @@ impl Worker {
         if failures > 1 && absent.unwrap_or(0) == 0 {
             return OperationError::DamagedResults { tensor: tensor(), failures };
         }
-        // A worker that waits asks many times in that time. Who fell silent is gone, and what it said of others is old.
-        let silence = now.since(self.waiting.heard);
-        if silence >= self.settings.timeout / SILENT_SHARE {
-            return OperationError::NoAnswer { waited: silence };
-        }
         let absent = match absent {
             Some(absent) => absent,
             None if !self.waiting.answered => 0,
@@ -123,6 +118,11 @@ impl Worker {
         };
         if absent == 0 {
             return OperationError::NoAnswer { waited };
+        }
+        // Who answers no more is gone itself, and what it last said of other ranks is old.
+        let silence = self.recovery.silence(now);
+        if silence >= self.settings.timeout / SILENT_SHARE {
+            return OperationError::NoAnswer { waited: silence };
         }
         OperationError::Timeout { missing: ranks_of(absent), tensor: tensor(), waited }
     }

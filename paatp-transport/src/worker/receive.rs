@@ -106,7 +106,6 @@ impl Worker {
 
     fn obey(&mut self, now: Time, answer: &Answer, result: Option<(Verdict, Arrived<'_>)>, marked: bool) {
         self.waiting.answered = true;
-        self.waiting.heard = now;
         self.learn(answer);
         let settled = self.recovery.settle(now, answer.token);
         self.statistics.late_answers += u64::from(settled.is_some_and(|s| s.late));
@@ -509,7 +508,7 @@ impl Worker {
         let lowest = self.delivered;
         self.advance_delivered();
         let bitmap = if self.delivered == lowest { self.waiting.bitmap } else { None };
-        self.waiting = Waiting { since: now, answered: false, heard: now, bitmap };
+        self.waiting = Waiting { since: now, answered: false, bitmap };
         self.reset_timers(now);
         if is_foreign {
             self.keep_result(arrived);
