@@ -43,7 +43,10 @@ impl Scene {
         let node = json!({
             "schema_version": 1, "unix_seconds": 1.8e9, "uptime_seconds": 0.0, "core_age_seconds": 0.12,
             "build": { "version": "0.1.0", "object_sha256": "00ff" },
-            "attachment": { "interface": "eth0", "mode": "native", "held_by": "bpf_link", "program": 123 },
+            "attachment": {
+                "interface": "eth0", "mode": "native", "held_by": "bpf_link", "program": 123,
+                "pinned": null, "notices": [],
+            },
             "node": {
                 "version": "0.1.0", "draining": false, "jobs": jobs, "max_jobs": 64, "running_jobs": jobs,
                 "closing_jobs": 0, "max_lanes": 352, "slots": 65536, "free_slots": 62976,
