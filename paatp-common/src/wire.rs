@@ -29,26 +29,9 @@ pub enum Kind {
     Answer = 8,
 }
 
+pub mod flags;
 mod turn;
 pub use turn::{Saying, Turn};
-
-/// Header flags.
-pub mod flags {
-    /// Answer: the payload is the result of `want`.
-    pub const RESULT: u8 = 1 << 0;
-    /// Request: the payload is a partial sum of several ranks (from a switch or a lower level).
-    pub const PARTIAL: u8 = 1 << 1;
-    /// Request: sent before; a switch passes it on untouched (protocol-rules F15).
-    pub const RETRANSMIT: u8 = 1 << 2;
-    /// Answer: the request met congestion (IP ECN field was CE).
-    pub const ECN_ECHO: u8 = 1 << 3;
-    /// A gradient held NaN or infinity: the sender's (request), or that of rank `rank` (answer).
-    pub const NON_FINITE: u8 = 1 << 4;
-    /// `lanes` lanes follow the header.
-    pub const PAYLOAD: u8 = 1 << 5;
-    /// Answer without a result: a chunk is being redone; the tag field names it (see [`super::Redo`]).
-    pub const REDO: u8 = 1 << 6;
-}
 
 /// What became of a request's contribution; of a PULL, why no result came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,6 +154,12 @@ pub enum ElementType {
     Bf16 = 2,
     /// 32-bit two's complement integers.
     I32 = 3,
+}
+
+impl ElementType {
+    /// Every type.
+    pub const ALL: [ElementType; 4] =
+        [ElementType::F32, ElementType::F16, ElementType::Bf16, ElementType::I32];
 }
 
 /// What all ranks must agree on for one chunk: refused where it differs, and bound into the salt, all but the root.

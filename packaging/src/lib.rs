@@ -4,6 +4,8 @@
 //! Checked-in files have *regions* between a line with `>>> NAME` and one with `<<< NAME`. `cargo xtask codegen` writes
 //! them, a test compares.
 
+mod dissector;
+
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -30,6 +32,7 @@ pub fn regions() -> Vec<(&'static str, Vec<(&'static str, String)>)> {
             vec![("capabilities", kubernetes(&["SYS_ADMIN"]))],
         ),
         ("packaging/container/Containerfile", vec![("capabilities", format!("# {}\n", docker_options()))]),
+        ("packaging/wireshark/paatp.lua", vec![("names", dissector::names())]),
         (
             "docs/operations.md",
             vec![

@@ -14,13 +14,14 @@ pub const LINKER_VERSION: &str = "0.13.0";
 /// The LLVM majors that this bpf-linker has a feature for.
 pub const LINKER_LLVM: std::ops::RangeInclusive<u32> = 21..=23;
 /// Programs that tests start, each with the Debian package that has it.
-pub const TEST_PROGRAMS: [(&str, &str); 6] = [
+pub const TEST_PROGRAMS: [(&str, &str); 7] = [
     ("ip", "iproute2"),
     ("setpriv", "util-linux"),
     ("setcap", "libcap2-bin"),
     ("promtool", "prometheus"),
     ("systemd-analyze", "systemd"),
     ("chromium-headless-shell", "chromium-headless-shell"),
+    ("tshark", "tshark"),
 ];
 
 /// A way to compile for the BPF target.

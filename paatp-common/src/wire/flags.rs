@@ -1,0 +1,27 @@
+//! Bits of the header's fourth byte.
+
+/// Declares the flags, and the list of them.
+macro_rules! flags {
+    ($($(#[$doc:meta])* $name:ident = $bit:literal;)*) => {
+        $($(#[$doc])* pub const $name: u8 = 1 << $bit;)*
+        /// Every flag with its name.
+        pub const NAMES: &[(u8, &str)] = &[$(($name, stringify!($name)),)*];
+    };
+}
+
+flags! {
+    /// Answer: the payload is the result of `want`.
+    RESULT = 0;
+    /// Request: the payload is a partial sum of several ranks (from a switch or a lower level).
+    PARTIAL = 1;
+    /// Request: sent before; a switch passes it on untouched (protocol-rules F15).
+    RETRANSMIT = 2;
+    /// Answer: the request met congestion (IP ECN field was CE).
+    ECN_ECHO = 3;
+    /// A gradient held NaN or infinity: the sender's (request), or that of rank `rank` (answer).
+    NON_FINITE = 4;
+    /// `lanes` lanes follow the header.
+    PAYLOAD = 5;
+    /// Answer without a result: a chunk is being redone; the tag field names it (see [`super::Redo`]).
+    REDO = 6;
+}
