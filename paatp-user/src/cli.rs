@@ -11,6 +11,7 @@ use paatp_common::limits::{MAX_PORTS, MAX_RANKS};
 use paatp_transport::Reduction;
 use paatp_transport::rate::Algorithm;
 
+use crate::capture::{self, Capture};
 use crate::config::{
     ConfigError, DEFAULT_LANES, DEFAULT_SLOTS, DEFAULT_WINDOW, JobConfig, MemoryKind, parse_size,
 };
@@ -140,6 +141,9 @@ pub enum Command {
     /// What keeps `paatp run` from running well here: looks at everything it depends on, says why and what mends it.
     #[command(after_help = doctor::AFTER_DOCTOR)]
     Doctor(Doctor),
+    /// Write some of the packets between workers and aggregator to a file for Wireshark.
+    #[command(after_help = capture::AFTER_HELP)]
+    Capture(Capture),
     /// Show and remove what killed aggregators left behind.
     #[command(after_help = AFTER_CLEANUP)]
     Cleanup(Cleanup),

@@ -15,7 +15,7 @@ fn the_definition_is_sound() {
 fn help_is_for_newcomers() {
     let mut command = Cli::command();
     command.build();
-    for name in ["run", "allreduce", "job", "sim", "doctor", "cleanup", "setup-queues", "config"] {
+    for name in ["run", "allreduce", "job", "sim", "doctor", "capture", "cleanup", "setup-queues", "config"] {
         let subcommand = command.find_subcommand_mut(name).unwrap_or_else(|| panic!("no {name}"));
         for argument in subcommand.get_arguments() {
             assert!(argument.get_help().is_some(), "{name} {}", argument.get_id());

@@ -1,7 +1,8 @@
 //! The library of the `paatp` program: loads and attaches the XDP engine ([`engine`]), keeps jobs and their members
-//! ([`control`]), shows how they fare ([`telemetry`], [`page`]), manages them from elsewhere ([`client`]), takes part in a job as a worker ([`worker`]), and says what is
+//! ([`control`]), shows how they fare ([`telemetry`], [`page`]) and what they send ([`capture`]), manages them from elsewhere ([`client`]), takes part in a job as a worker ([`worker`]), and says what is
 //! wrong with a machine ([`doctor`]).
 
+pub mod capture;
 pub mod cleanup;
 pub mod cli;
 pub mod client;

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use anyhow::Error;
+use paatp_user::capture;
 use paatp_user::cleanup;
 use paatp_user::cli::{Allreduce, Cleanup, Command, Job, ListFormat, Metrics, MetricsAction, Run};
 use paatp_user::client;
@@ -59,6 +60,7 @@ fn carry_out(parsed: &Parsed) -> Result<ExitCode, Failure> {
         Command::Top(args) => return look::top::run(args).map_err(Failure::from),
         Command::Metrics(args) => list_metrics(args),
         Command::Doctor(args) => return examine(args),
+        Command::Capture(args) => capture::run(args).map_err(Failure::from),
         Command::Cleanup(args) => clean(args),
         Command::SetupQueues(args) => {
             doctor::setup_queues(args, &mut std::io::stdout().lock()).map_err(Failure::from)

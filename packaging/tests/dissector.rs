@@ -2,10 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is the failure report here")]
 
-use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
-use std::process::Command;
 
 use paatp_common::counter::Refusal;
 use paatp_common::policy::Told;
@@ -15,6 +12,7 @@ use paatp_common::wire::{
 };
 use paatp_tests::gradients::Random;
 use paatp_tests::require_program;
+use paatp_tests::tshark::{Fields, decode};
 
 const PORT: u16 = 20545;
 /// Link type "raw IP": no Ethernet.
@@ -46,34 +44,12 @@ fn capture(datagrams: &[Vec<u8>]) -> Vec<u8> {
 }
 
 /// What the dissector makes of them: for each datagram its fields, with all of their values.
-fn dissected(datagrams: &[Vec<u8>], fields: &[&str], options: &[&str]) -> Vec<BTreeMap<String, String>> {
+fn dissected(datagrams: &[Vec<u8>], fields: &[&str], options: &[&str]) -> Vec<Fields> {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("packets.pcap");
     fs::write(&file, capture(datagrams)).unwrap();
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("wireshark/paatp.lua");
-    let always = ["_ws.malformed", "_ws.lua.error", "_ws.lua.text"];
-    let mut command = Command::new("tshark");
-    // Twice, so that requests know their answers. Without the user's own settings and plugins.
-    command.env("HOME", folder.path()).args(["-2", "-n", "-T", "fields", "-E", "separator=/t"]);
-    command.args(options).arg("-X").arg(format!("lua_script:{}", script.display())).arg("-r").arg(&file);
-    let all: Vec<&str> = fields.iter().chain(&always).copied().collect();
-    for field in &all {
-        command.args(["-e", field]);
-    }
-    let output = command.output().unwrap();
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && !errors.contains("Lua"), "{errors}");
-    let text = String::from_utf8(output.stdout).unwrap();
-    let lines: Vec<BTreeMap<String, String>> = text
-        .lines()
-        .map(|line| {
-            all.iter().map(|name| (*name).to_owned()).zip(line.split('\t').map(str::to_owned)).collect()
-        })
-        .collect();
-    assert_eq!(lines.len(), datagrams.len(), "{errors}");
-    for line in &lines {
-        assert!(always.iter().all(|name| line[*name].is_empty()), "{line:?}");
-    }
+    let lines = decode(&file, fields, options).unwrap();
+    assert_eq!(lines.len(), datagrams.len());
     lines
 }
 

@@ -25,6 +25,7 @@ pub mod shaping;
 pub mod skip;
 pub mod spread;
 pub mod testrun;
+pub mod tshark;
 
 pub use disturbance::{Counts, Direction, Disturbance, Rates};
 pub use gradients::{Dtype, Gradient, Tensor};
