@@ -276,10 +276,12 @@ fn tests_exist(place: &str, args: &[&str]) {
     let values = [after("-p"), after("--test")];
     let filter = args.iter().find(|arg| !arg.starts_with('-') && !values.contains(&Some(**arg)));
     if let (Some(filter), Some(package)) = (filter, package) {
-        let found = Command::new("grep")
-            .args(["-rqE", &format!("fn \\w*{filter}")])
-            .arg(root().join(package))
-            .status();
+        // `module::` chooses a module's tests.
+        let pattern = match filter.strip_suffix("::") {
+            Some(module) => format!("mod {module};"),
+            None => format!("fn \\w*{filter}"),
+        };
+        let found = Command::new("grep").args(["-rqE", &pattern]).arg(root().join(package)).status();
         assert!(found.unwrap().success(), "{place}: no test is called `{filter}`");
     }
 }
