@@ -199,7 +199,8 @@ fn inline(text: &str) -> Vec<String> {
 
 /// Words that stand for something else, as something that can be parsed.
 fn filled_in(word: &str) -> String {
-    let word = word.split_once('|').map_or(word, |(first, _)| first);
+    // The first of alternatives; a bar alone is a pipe.
+    let word = word.split_once('|').map_or(word, |(first, _)| if first.is_empty() { word } else { first });
     match word {
         "IFACE" | "IF" => "eth0".into(),
         "NAME" | "JOB" => "train".into(),

@@ -406,7 +406,9 @@ fn a_new_generation_ends_what_is_left_of_the_old_one() {
         return;
     }
     let mut bed = Bed::new(None).unwrap();
-    let [mut old, mut new] = [(); 2].map(|()| Play::new(&bed, Policy::Abort.job(), PATIENCE).unwrap());
+    // Nothing here waits for an end of patience: three more processes start on what may be a busy machine.
+    let patience = PATIENCE * 8;
+    let [mut old, mut new] = [(); 2].map(|()| Play::new(&bed, Policy::Abort.job(), patience).unwrap());
     bed.gate(1).gate(Kind::Data, Seq(Step::Middle.gate())).unwrap();
     begin(&bed, &mut old).unwrap();
     old.wait_contributed(&bed, 0, Step::Middle.reach()).unwrap();
