@@ -418,12 +418,14 @@ fn a_new_generation_ends_what_is_left_of_the_old_one() {
     bed.daemon(Signal::SIGCONT).unwrap();
     new.wait_formed(&bed).unwrap();
     // The new generation does not end before they have heard of it: then nobody would tell them.
+    new.signal(0, Signal::SIGSTOP).unwrap();
+    bed.gate(1).open().unwrap();
     for rank in [1, 2] {
         let ending = old.end(rank).unwrap();
         failed(&ending, &[]).unwrap();
         assert!(ending.output.contains("has begun anew"), "{}", ending.output);
     }
-    bed.gate(1).open().unwrap();
+    new.signal(0, Signal::SIGCONT).unwrap();
     for rank in 0..WORLD {
         right(&new.end(rank).unwrap(), &[ALL; CHUNKS as usize]).unwrap();
     }
