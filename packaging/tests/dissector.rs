@@ -58,7 +58,7 @@ fn request(random: &mut Random) -> Request {
     let operation = Operation::from_wire((a % 7) as u8).unwrap();
     let everybody = (a >> 8) as u8 & 0x80;
     let chunk = Chunk {
-        operation_and_type: everybody | (operation as u8) << 4 | (a >> 16) as u8 % 4,
+        operation_and_type: everybody | (operation as u8) << 4 | ((a >> 16) as u8 % 4),
         lanes: (b % 12) as u16 * 32,
         exponent: (b >> 16) as i8,
         root: (b >> 24) as u8 % 64,

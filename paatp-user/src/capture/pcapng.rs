@@ -206,7 +206,7 @@ mod tests {
         let (mut at, mut kinds) = (0, Vec::new());
         while at < bytes.len() {
             let length = word(&bytes, at + 4) as usize;
-            assert!(length >= 12 && length % 4 == 0, "{length}");
+            assert!(length >= 12 && length.is_multiple_of(4), "{length}");
             assert_eq!(word(&bytes, at + length - 4) as usize, length);
             kinds.push(word(&bytes, at));
             at += length;
