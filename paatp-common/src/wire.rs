@@ -6,6 +6,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::counter::Refusal;
+use crate::layout::described;
 use crate::policy::Told;
 use crate::seq::Seq;
 use crate::tag::{self, CHECKED_HEADER_WORDS};
@@ -268,6 +269,33 @@ pub struct Header {
 }
 
 const _: () = assert!(size_of::<Header>() == HEADER_BYTES && align_of::<Header>() == 1);
+described!(Header {
+    magic,
+    version_and_kind,
+    flags,
+    job,
+    worker,
+    status,
+    generation,
+    seq,
+    want,
+    ack,
+    progress,
+    token,
+    bitmap,
+    tag,
+    lanes,
+    told,
+    contributors,
+    exponent,
+    next_exponent,
+    window,
+    rank,
+    gain,
+    attempt,
+    operation_or_epoch,
+    check,
+});
 
 impl Header {
     /// The header at the beginning of a datagram; `None` where that is shorter than one.
@@ -280,6 +308,9 @@ impl Header {
     pub fn of_mut(datagram: &mut [u8]) -> Option<&mut Header> {
         datagram.get_mut(..HEADER_BYTES).map(bytemuck::from_bytes_mut)
     }
+
+    /// The fields with their offsets, in order: the program of a switch is made from it.
+    pub const FIELDS: &'static [(&'static str, usize)] = Header::DESCRIBED.fields;
 
     /// The header as bytes.
     #[must_use]
@@ -576,6 +607,8 @@ pub struct Answer {
     pub seq: Seq,
     /// The request's number.
     pub token: u32,
+    /// A switch says so: it has added the contribution, or copied a result. Of all else it knows nothing.
+    pub by_switch: bool,
     /// The request met congestion.
     pub ecn_echo: bool,
     /// Lowest progress in the job.
@@ -666,6 +699,7 @@ impl Answer {
             status,
             seq: header.seq(),
             token: header.token(),
+            by_switch: header.has(flags::PARTIAL),
             ecn_echo: header.has(flags::ECN_ECHO),
             p_min: Seq(header.raw_ack()),
             p_max: Seq(header.raw_progress()),

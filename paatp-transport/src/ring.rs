@@ -68,6 +68,8 @@ pub(crate) struct Entry {
     pub held: Option<Time>,
     /// It has been sent before.
     pub sent: bool,
+    /// It was a switch that acknowledged it: the contribution is in a partial sum, which may get lost.
+    pub entrusted: bool,
     /// It has been asked for before.
     pub asked: bool,
     /// This rank never contributed to it, and need not: it was complete before.
@@ -102,6 +104,7 @@ impl Entry {
             refused: 0,
             held: None,
             sent: false,
+            entrusted: false,
             asked: false,
             absent: false,
             included: true,

@@ -31,6 +31,10 @@ pub struct Statistics {
     pub results: u64,
     /// Results that were not wanted (any more): delivered before, or cut off by a failure. Checked all the same.
     pub duplicate_results: u64,
+    /// Results that a switch copied for this rank, which had not asked.
+    pub copied_results: u64,
+    /// Contributions sent again because the partial sum of a switch that they were in did not reach the aggregator.
+    pub reclaimed: u64,
     /// Results for chunks that are not known: older than what is retained, so that the payload **could not be checked**.
     pub unexpected_results: u64,
     /// Results that failed their check, wanted or not; never delivered.

@@ -189,6 +189,8 @@ pub struct Worker {
     controller: Box<dyn Controller>,
     /// Asynchronous window that the latest answer granted; 0: nothing was said.
     granted: u16,
+    /// Rate-control gain that the aggregator gave this rank last.
+    gain: i8,
     pacer: Pacer,
     recovery: Recovery,
     ring: Ring,
@@ -270,6 +272,7 @@ impl Worker {
             keys: Keys::new(membership.nonce, membership.world),
             controller,
             granted: 0,
+            gain: 0,
             pacer: Pacer::default(),
             recovery: Recovery::new(most),
             ring: Ring::new(&membership),

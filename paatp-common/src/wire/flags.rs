@@ -12,7 +12,8 @@ macro_rules! flags {
 flags! {
     /// Answer: the payload is the result of `want`.
     RESULT = 0;
-    /// Request: the payload is a partial sum of several ranks (from a switch or a lower level).
+    /// Request: the payload is a partial sum of several ranks (from a switch or a lower level). Answer: it is a switch's,
+    /// which speaks for itself alone; a result with it is a copy for a rank that did not ask.
     PARTIAL = 1;
     /// Request: sent before; a switch passes it on untouched (protocol-rules F15).
     RETRANSMIT = 2;

@@ -107,7 +107,10 @@ impl Worker {
     fn obey(&mut self, now: Time, answer: &Answer, result: Option<(Verdict, Arrived<'_>)>, marked: bool) {
         self.waiting.answered = true;
         self.learn(answer);
-        let settled = self.recovery.settle(now, answer.token);
+        // The token of a copy is nobody's.
+        let is_copy = answer.by_switch && result.is_some();
+        let settled = if is_copy { None } else { self.recovery.settle(now, answer.token) };
+        self.statistics.copied_results += u64::from(is_copy);
         self.statistics.late_answers += u64::from(settled.is_some_and(|s| s.late));
         self.statistics.srtt_us = self.recovery.srtt().map_or(0, |srtt| srtt.as_micros() as u64);
         let before = self.acknowledged;
@@ -123,7 +126,7 @@ impl Worker {
             delivered: self.delivered,
             next: self.next,
             granted: answer.window,
-            gain: answer.gain,
+            gain: self.gain,
             chunks_acked: self.acknowledged.saturating_sub(before).min(u64::from(u32::MAX)) as u32,
         });
     }
@@ -142,6 +145,8 @@ impl Worker {
                 Some((Verdict::Damaged, arrived)) => self.doubt(now, arrived.position, arrived.attempt),
                 Some((Verdict::Unwanted, _)) | None => {}
             },
+            // A switch has not looked at the wished-for chunk, nor does it know what the others have.
+            Body::Pending { .. } if answer.by_switch => {}
             Body::Pending { min_ack, bitmap, redo, .. } => {
                 self.partial = answer.told.is_partial();
                 let min_ack = self.position_of(min_ack).filter(|position| *position <= self.delivered);
@@ -159,17 +164,21 @@ impl Worker {
                 {
                     self.waiting.bitmap = Some(bitmap);
                 }
+                if let Some(settled) = settled {
+                    self.reclaim(settled.sent.about, bitmap);
+                }
             }
         }
         let Some(Settled { sent, .. }) = settled else { return };
         if let Some(position) = sent.wish {
             match answer.body {
+                Body::Pending { .. } if answer.by_switch => {}
                 Body::Pending { lanes: 0, .. } => self.guess.disappoint(position),
                 Body::Pending { lanes, .. } => self.learn_length(position, lanes),
                 Body::Result { .. } => {}
             }
             let should_be_there = position < self.position_of(answer.p_min).unwrap_or(0);
-            let refused = should_be_there && matches!(answer.body, Body::Pending { .. });
+            let refused = should_be_there && !answer.by_switch && matches!(answer.body, Body::Pending { .. });
             self.release_wish(position, answer.token, if refused { Wish::Refused } else { Wish::Idle });
         }
         match sent.contribution {
@@ -186,6 +195,10 @@ impl Worker {
         self.others.p_min = self.others.p_min.max(p_min);
         self.others.p_max = self.others.p_max.max(self.position_of(answer.p_max).unwrap_or(0));
         self.granted = answer.window;
+        if answer.by_switch {
+            return;
+        }
+        self.gain = answer.gain;
         self.partial |= answer.told.is_partial();
         if !matches!(answer.body, Body::Result { non_finite: Some(_), .. }) {
             self.others.slowest = answer.slowest;
@@ -204,6 +217,7 @@ impl Worker {
             // Late contributions are not included, but whether one was is the result's bitmap's to say (F7).
             Status::Ok | Status::Stale | Status::NotIncluded => {
                 if attempt == entry.attempt {
+                    entry.entrusted = answer.by_switch;
                     self.acknowledge(position);
                 }
             }
@@ -236,6 +250,23 @@ impl Worker {
             }
             Status::Aborted => self.abort(position, answer),
             Status::Rejoin => {}
+        }
+    }
+
+    /// The aggregator has not this rank's contribution to a chunk that every rank has contributed to: the partial sum that
+    /// it was in was lost or refused. Sent again it goes past the switch (protocol-rules F15).
+    ///
+    /// Before that it may well be in a switch that waits for other ranks. And whoever came last was acknowledged by the
+    /// aggregator itself, so the sum is not under way either.
+    fn reclaim(&mut self, position: u64, bitmap: u64) {
+        if position >= self.others.p_min || bitmap >> self.membership.rank & 1 == 1 {
+            return;
+        }
+        let Some(entry) = self.ring.get_mut(position) else { return };
+        if entry.entrusted && entry.contribution == Contribution::Acknowledged {
+            entry.entrusted = false;
+            self.statistics.reclaimed += 1;
+            self.queue(position);
         }
     }
 
