@@ -36,6 +36,8 @@ macro_rules! counters {
     };
 }
 
+pub(crate) use counters;
+
 counters! {
     /// Why a packet for us was not taken.
     Refusal {

@@ -27,6 +27,7 @@ pub mod pool;
 pub mod progress;
 pub mod seq;
 pub mod slot;
+pub mod switch;
 pub mod tag;
 pub mod wire;
 

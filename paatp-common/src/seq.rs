@@ -40,6 +40,13 @@ impl Seq {
     pub const fn later(self, other: Seq) -> Seq {
         if self.is_before(other) { other } else { self }
     }
+
+    /// The earlier of two numbers.
+    #[inline(always)]
+    #[must_use]
+    pub const fn earlier(self, other: Seq) -> Seq {
+        if self.is_before(other) { self } else { other }
+    }
 }
 
 #[cfg(test)]

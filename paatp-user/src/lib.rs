@@ -23,5 +23,6 @@ mod service;
 pub mod settings;
 mod signals;
 pub mod sim;
+pub mod switch;
 pub mod telemetry;
 pub mod worker;

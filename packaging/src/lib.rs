@@ -14,6 +14,8 @@ use paatp_user::exit::Exit;
 use paatp_user::manual;
 use paatp_user::settings;
 
+pub mod p4;
+
 /// Files with regions, from the root of the repository, each with what is between the marks.
 pub fn regions() -> Vec<(&'static str, Vec<(&'static str, String)>)> {
     let names = REQUIRED.map(|capability| capability.name).join(" ");
@@ -106,7 +108,8 @@ pub fn with_regions(text: &str, regions: &[(&str, String)]) -> Result<String> {
     Ok(text)
 }
 
-/// Writes the regions of all files below `root`, or with `check` only says which are not as they should be.
+/// Writes the regions of all files below `root` and the files that are made whole, or with `check` only says which are
+/// not as they should be.
 ///
 /// # Errors
 /// If a file cannot be read or written, lacks a region, or with `check` differs.
@@ -118,6 +121,15 @@ pub fn codegen(root: &Path, check: bool) -> Result<Vec<String>> {
             std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let new = with_regions(&old, &regions).with_context(|| path.display().to_string())?;
         if old != new {
+            changed.push(file.to_owned());
+            if !check {
+                std::fs::write(&path, new).with_context(|| format!("cannot write {}", path.display()))?;
+            }
+        }
+    }
+    for (file, new) in p4::files() {
+        let path = root.join(file);
+        if std::fs::read_to_string(&path).ok().as_ref() != Some(&new) {
             changed.push(file.to_owned());
             if !check {
                 std::fs::write(&path, new).with_context(|| format!("cannot write {}", path.display()))?;

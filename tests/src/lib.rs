@@ -16,6 +16,7 @@ pub mod kernel;
 pub mod lab;
 pub mod netns;
 pub mod objects;
+pub mod p4;
 pub mod pins;
 pub mod process;
 pub mod reference;
@@ -26,6 +27,7 @@ pub mod skip;
 pub mod spread;
 pub mod testrun;
 pub mod tshark;
+pub mod vectors;
 
 pub use disturbance::{Counts, Direction, Disturbance, Rates};
 pub use gradients::{Dtype, Gradient, Tensor};

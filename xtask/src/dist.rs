@@ -34,6 +34,14 @@ pub fn codegen(workspace: &Workspace, check: bool) -> Result<()> {
     process::run(&mut command, "`cargo xtask codegen` writes what differs.")
 }
 
+/// Writes the test vectors, or says which are not as they should be.
+pub fn vectors(workspace: &Workspace, check: bool) -> Result<()> {
+    objects::host(workspace, Profile::Debug, &["-p", "paatp-tests", "--bin", "vectors"])?;
+    let mut command = Command::new(workspace.binary(Profile::Debug, "vectors"));
+    command.args(check.then_some("--check"));
+    process::run(&mut command, "`cargo xtask vectors` writes what differs.")
+}
+
 /// Builds everything; the folder that it is in.
 pub fn build(workspace: &Workspace) -> Result<PathBuf> {
     objects::ebpf(workspace)?;

@@ -9,6 +9,8 @@
 //! | `PAATP_EBPF_DIR` | every child, unless the target directory is `target` | where `paatp.bpf.o`, `worker.bpf.o` and `lab.bpf.o` are |
 //! | `PAATP_BIN` | tests, verify, run, bench | the built `paatp` program |
 //! | `PAATP_REQUIRE_BPF` | tests | `1`: a test that cannot use BPF fails instead of skipping itself |
+//! | `P4C`, `BMV2`, `BMV2_CLI` | read by the tests of the switch program | its compiler, switch and the switch's command line, if not on `PATH` |
+//! | `PAATP_REQUIRE_P4` | read by the same | `1`: they fail instead of skipping themselves where these are missing |
 //! | `PAATP_SKIP_LOG` | tests | file to which a test appends `SKIPPED: <name>: <reason>` |
 
 mod bpf;
@@ -19,6 +21,7 @@ mod install;
 mod launch;
 mod machine;
 mod objects;
+mod p4;
 mod probe;
 mod process;
 mod purity;
@@ -95,6 +98,18 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    /// Write the test vectors (tests/vectors) that the code makes
+    Vectors {
+        /// Change nothing, fail if something would change
+        #[arg(long)]
+        check: bool,
+    },
+    /// `p4 test`: run the tests of the switch program, and note in p4/verified.json what they were run on
+    P4 {
+        /// What to do
+        #[arg(value_parser = ["test"])]
+        action: String,
+    },
     /// Build what is given to others into `target/dist`: program, Debian package, man pages, completions, unit
     Dist {
         /// `check`: then install, start, upgrade, remove and purge the package in a chroot
@@ -158,6 +173,8 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Run { args } => return launch::replace(&workspace, "playground", &args),
         Task::Bench { name, args } => return launch::replace(&workspace, &format!("bench-{name}"), &args),
         Task::Codegen { check } => dist::codegen(&workspace, check)?,
+        Task::Vectors { check } => dist::vectors(&workspace, check)?,
+        Task::P4 { action: _ } => return p4::test(&workspace),
         Task::Dist { action: None } => drop(dist::build(&workspace)?),
         Task::Dist { action: Some(_) } => dist_check::run(&workspace)?,
         Task::Screenshot { args } => return launch::replace(&workspace, "screenshot", &args),

@@ -14,11 +14,18 @@ pub struct Tally {
     ignored: usize,
     /// Tests that skipped themselves, with their reasons.
     pub skipped: BTreeMap<String, String>,
+    /// Every test that was named, with its outcome in libtest's words.
+    pub outcomes: BTreeMap<String, String>,
 }
 
 impl Tally {
-    /// Takes notice of a line if it is a `test result:` line.
+    /// Takes notice of a line if it is a `test result:` line, or tells of one test.
     pub fn read_line(&mut self, line: &str) {
+        if let Some((name, outcome)) = line.strip_prefix("test ").and_then(|rest| rest.rsplit_once(" ... "))
+            && outcome.split_whitespace().count() == 1
+        {
+            self.outcomes.insert(name.to_owned(), outcome.to_owned());
+        }
         let Some((_, counts)) = line.strip_prefix("test result: ").and_then(|rest| rest.split_once(". "))
         else {
             return;
@@ -76,6 +83,21 @@ mod tests {
             tally.read_line(line);
         }
         assert_eq!(tally.to_string(), "7 passed, 2 failed, 1 skipped");
+    }
+
+    #[test]
+    fn remembers_how_each_test_ended() {
+        let mut tally = Tally::default();
+        for line in [
+            "test vectors::one ... ok",
+            "test two ... FAILED",
+            "test two has been running for ...",
+            "testing ... ok",
+        ] {
+            tally.read_line(line);
+        }
+        let outcomes: Vec<_> = tally.outcomes.iter().map(|(name, how)| format!("{name} {how}")).collect();
+        assert_eq!(outcomes, ["two FAILED", "vectors::one ok"]);
     }
 
     #[test]

@@ -9,3 +9,4 @@ pub mod node;
 pub mod packet;
 pub mod replay;
 pub mod requests;
+pub mod switch;
