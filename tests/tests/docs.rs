@@ -253,6 +253,9 @@ fn parse(place: &str, line: &str) {
     }
 }
 
+/// Less than what is written for a whole screen, in bytes: more than what a terminal is told before.
+const A_SCREEN: usize = 500;
+
 /// With `--help` at the end everything before it is parsed, and nothing is done.
 fn shows_help(place: &str, program: PathBuf, args: &[&str]) {
     let output = Command::new(&program).args(args).arg("--help").stdin(Stdio::null()).output().unwrap();
@@ -468,7 +471,7 @@ impl Session {
         let end = Instant::now() + DEADLINE;
         let ended = wait_until("it ended by q", DEADLINE, || {
             // A key that comes before the terminal is read as it should be is lost.
-            if String::from_utf8_lossy(&shown()).contains("train") {
+            if shown().len() > A_SCREEN {
                 let _ = keys.write_all(b"q");
             }
             Ok(child.try_wait()?.is_some())
