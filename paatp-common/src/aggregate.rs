@@ -5,118 +5,20 @@
 //! answer's in place, and a result is written over the request's payload: one packet in, one packet out.
 
 use crate::counter::{Event, Refusal};
-use crate::job::{Address, JobEntry, RankEntry};
+use crate::job::JobEntry;
 use crate::limits::{LANES_PER_BLOCK, MAX_JOBS, MAX_RANKS};
 use crate::mind::barrier;
-use crate::policy::Policy;
-use crate::pool::{Pool, Search};
-use crate::progress::{Members, Progress};
+use crate::progress::Members;
 use crate::seq::Seq;
-use crate::slot::{self, Begin, Contribution, Decision, Lanes, Rules, Slot};
+use crate::slot::{self, Begin, Contribution, Decision, Lanes, Rules};
 use crate::tag;
 use crate::wire::{Chunk, Header, Kind, Redo, Saying, Status, Turn, flags};
 
 mod claim;
+mod levels;
+mod machine;
 
-/// Memory of an aggregator: its tables, its slots, and the payload of the request in hand.
-///
-/// Payload passes walk `blocks` whole blocks and return `None` where payload or slot are shorter.
-pub trait Machine {
-    /// Names one job's tables.
-    type JobRef: Copy;
-    /// Names one slot.
-    type SlotRef: Copy;
-
-    /// The header of the request in hand, which becomes the answer's. Asked for anew wherever it is needed: what the
-    /// kernel's verifier knows of a packet pointer grows with every check, and a pointer kept over a pass would carry
-    /// along how far that went.
-    fn header(&mut self) -> &mut Header;
-
-    /// The tables of a job; `number` is below [`MAX_JOBS`].
-    fn find(&self, number: u16) -> Option<Self::JobRef>;
-    /// A job's entry.
-    fn job(&self, job: Self::JobRef) -> &JobEntry;
-    /// The job's rules, read anew: what was read before the lock may be over (protocol-rules F11).
-    fn rules(&self, job: Self::JobRef) -> Rules;
-    /// A job's policy, read anew.
-    fn policy(&self, job: Self::JobRef) -> Policy;
-    /// Replaces a job's policy, unless it has become another one meanwhile.
-    fn replace_policy(&mut self, job: Self::JobRef, from: Policy, to: Policy);
-    /// The progress of a job.
-    fn progress(&self, job: Self::JobRef) -> &Progress;
-    /// [`Progress::recompute`], in whatever way the machine loops.
-    fn recompute(&mut self, job: Self::JobRef, members: Members);
-    /// The entry of a rank; `number` is below [`MAX_JOBS`], `rank` below [`MAX_RANKS`].
-    fn rank(&self, number: u16, rank: u8) -> Option<&RankEntry>;
-    /// A slot by its index in the node's table.
-    fn slot(&self, index: u32) -> Option<Self::SlotRef>;
-    /// A slot's header. To change it, hold the lock.
-    fn state(&mut self, slot: Self::SlotRef) -> &mut Slot;
-    /// Takes a slot's lock; false where it stays taken.
-    fn lock(&mut self, slot: Self::SlotRef) -> bool;
-    /// Gives the lock back.
-    fn unlock(&mut self, slot: Self::SlotRef);
-    /// The slots that jobs share.
-    fn pool(&self) -> Pool;
-    /// Carries a search out ([`Search::visit`] for each of its turns), in whatever way the machine loops.
-    fn search(&mut self, search: Search) -> Search;
-    /// Takes the lock of the chunks whose home a slot is; false where it stays taken. Never while a slot's lock is held.
-    fn lock_home(&mut self, slot: Self::SlotRef) -> bool;
-    /// Gives that lock back.
-    fn unlock_home(&mut self, slot: Self::SlotRef);
-    /// Counts by [`Refusal::counter`] or [`Event::counter`].
-    fn count(&mut self, counter: u32);
-    /// The same number. The kernel's verifier must not know that: it walks what follows once for each value that it
-    /// knows on some way there, and the number of ways multiplies.
-    fn forget(&self, value: u64) -> u64;
-
-    /// Counts a refusal.
-    #[inline(always)]
-    fn refuse(&mut self, refusal: Refusal) {
-        self.count(refusal.counter());
-    }
-    /// Counts an event.
-    #[inline(always)]
-    fn note(&mut self, event: Event) {
-        self.count(event.counter());
-    }
-
-    /// Writes the payload to the slot's lanes; returns its tag.
-    fn store(&mut self, slot: Self::SlotRef, blocks: u32) -> Option<u64>;
-    /// Adds the payload to the slot's lanes; returns its tag.
-    fn add(&mut self, slot: Self::SlotRef, blocks: u32) -> Option<u64>;
-    /// Takes an addition back.
-    fn subtract(&mut self, slot: Self::SlotRef, blocks: u32);
-    /// Keeps the larger of each lane; returns the tags of the slot's lanes before and after.
-    fn maximum(&mut self, slot: Self::SlotRef, blocks: u32) -> Option<(u64, u64)>;
-    /// The payload's tag.
-    fn verify(&mut self, blocks: u32) -> Option<u64>;
-    /// Writes the slot's lanes over the payload.
-    fn emit(&mut self, slot: Self::SlotRef, blocks: u32) -> Option<()>;
-}
-
-/// What the layers below told of a request.
-#[derive(Clone, Copy, Debug)]
-pub struct Arrival {
-    /// Source address of the IP packet.
-    pub source: Address,
-    /// The IP header was marked "congestion experienced".
-    pub congested: bool,
-    /// Bytes after the header.
-    pub payload_bytes: u32,
-}
-
-/// What to do with the frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// Nothing is answered; the refusal is counted already.
-    Drop(Refusal),
-    /// Send the header back, with the payload (same length as the request's) or without.
-    Answer {
-        /// The payload holds a result.
-        payload: bool,
-    },
-}
+pub use machine::{Arrival, Machine, Outcome, Relay};
 
 /// A request that may touch the job's state. No more than this: the kernel has 512 bytes of stack, and what can be read
 /// from the header again is not kept there.
@@ -158,6 +60,8 @@ impl Fate {
     const HOPELESS: Fate = Fate::refused(Refusal::DeadRankInRedo);
     /// The slot was completed without it.
     const LATE: Fate = Fate::new(Status::NotIncluded, Event::Late.counter(), false);
+    /// It goes to the parent as it is, which checks it.
+    const PASSED: Fate = Fate::new(Status::Ok, Event::PassedOn.counter(), true);
 
     const fn new(status: Status, counter: u32, checked: bool) -> Fate {
         Fate(status as u64 | (counter as u64) << 8 | (checked as u64) << 16)
@@ -203,6 +107,9 @@ struct Received {
 /// Handles one request whose frame was parsed: its header becomes the answer's.
 #[inline(always)]
 pub fn handle<M: Machine>(machine: &mut M, arrival: Arrival) -> Outcome {
+    if M::LEVELS && machine.header().kind() == Some(Kind::Answer) {
+        return levels::descend(machine, arrival);
+    }
     match admit(machine, arrival) {
         Ok(admitted) => serve(machine, arrival, &admitted),
         Err(Refusal::OldGeneration) => {
@@ -267,12 +174,23 @@ fn serve<M: Machine>(machine: &mut M, arrival: Arrival, who: &Admitted<M::JobRef
         machine.progress(who.job).note_mark(generation, rank);
     }
     let is_pull = machine.header().kind() == Some(Kind::Pull);
-    let min_ack = record(machine, who, is_pull);
+    let mut key = who.key;
+    if levels::is_sum(machine) {
+        key = match levels::vouched(machine, arrival, who) {
+            Ok(keys) => keys,
+            Err(refusal) => {
+                machine.refuse(refusal);
+                return Outcome::Drop(refusal);
+            }
+        };
+    }
+    let anew = is_pull | levels::is_sum(machine);
+    let min_ack = record(machine, who, anew);
     let mut salt = 0;
     let mut received = Received { fate: Fate::ABSENT, attempt: 0, bits: 0 };
     if !is_pull {
         let header = machine.header();
-        salt = tag::salt(who.key, header.seq(), header.chunk());
+        salt = tag::salt(key, header.seq(), header.chunk());
         received = match receive(machine, who, min_ack, salt) {
             Ok(received) => received,
             Err(refusal) => {
@@ -284,6 +202,9 @@ fn serve<M: Machine>(machine: &mut M, arrival: Arrival, who: &Admitted<M::JobRef
     received.fate = Fate(machine.forget(received.fate.0));
     if received.fate == Fate::TAKEN {
         machine.note(Event::Contributions);
+        if levels::is_sum(machine) {
+            machine.note(Event::Sums);
+        }
     } else {
         machine.count(received.fate.counter());
     }
@@ -291,8 +212,16 @@ fn serve<M: Machine>(machine: &mut M, arrival: Arrival, who: &Admitted<M::JobRef
     if !is_sound {
         machine.refuse(Refusal::BadTag);
     }
-    let status = if is_sound || is_pull { received.fate.status() } else { Status::BadTag as u8 };
+    let mut status = if is_sound || is_pull { received.fate.status() } else { Status::BadTag as u8 };
+    if M::LEVELS && is_sound && received.fate.counter() == Refusal::Conflict.counter() {
+        status = Status::Conflict as u8;
+    }
     let status = machine.forget(status as u64) as u8;
+    if levels::rises(machine, who)
+        && let Some(outcome) = levels::ascend(machine, arrival, who, received, status)
+    {
+        return outcome;
+    }
     answer(machine, arrival, who, received, status)
 }
 
@@ -317,9 +246,9 @@ fn payload_is_sound<M: Machine>(machine: &mut M, salt: u64) -> bool {
 }
 
 /// Takes in what the request says of its sender's progress; returns min_ack. Before anything can refuse the payload:
-/// the sender's own ack may be the missing one (protocol-rules F14).
+/// the sender's own ack may be the missing one (protocol-rules F14). `anew`: the floors are computed whatever has moved.
 #[inline(always)]
-fn record<M: Machine>(machine: &mut M, who: &Admitted<M::JobRef>, is_pull: bool) -> Seq {
+fn record<M: Machine>(machine: &mut M, who: &Admitted<M::JobRef>, anew: bool) -> Seq {
     let header = machine.header();
     let (seq, ack, contributed) = (header.seq(), Seq(header.raw_ack()), Seq(header.raw_progress()));
     let generation = header.generation();
@@ -328,7 +257,7 @@ fn record<M: Machine>(machine: &mut M, who: &Admitted<M::JobRef>, is_pull: bool)
     let (members, slots) = (Members { generation, ..members(job) }, job.slots);
     let moved = progress.record(generation, who.rank as usize, ack, contributed, slots);
     let ahead = seq.since(progress.acks.floor(generation)) >= slots;
-    if moved | is_pull | ahead | job.is_shared() {
+    if moved | anew | ahead | job.is_shared() {
         machine.recompute(who.job, members);
     }
     machine.progress(who.job).acks.floor(generation)
@@ -343,9 +272,15 @@ fn receive<M: Machine>(
     salt: u64,
 ) -> Result<Received, Refusal> {
     let seq = machine.header().seq();
-    if machine.header().bitmap() != 1 << who.rank {
-        // Partial sums come from switches and lower levels, which this version has none of.
-        return Err(Refusal::Conflict);
+    match levels::check_bits(machine, who.rank) {
+        Ok(()) => {}
+        Err(levels::Refused::Dropped) => return Err(Refusal::Conflict),
+        Err(levels::Refused::Answered) => {
+            return Ok(Received { fate: Fate::refused(Refusal::Conflict), attempt: 0, bits: 0 });
+        }
+    }
+    if levels::rises(machine, who) && machine.header().attempt() > 0 {
+        return levels::pass_redo(machine, who, seq);
     }
     let job = machine.job(who.job);
     // The window test of protocol-rules F13.
@@ -365,14 +300,26 @@ fn receive<M: Machine>(
         Err(refusal) => return Err(refusal),
     };
     let rules = machine.rules(who.job);
-    let fate = contribute(machine, rules, who, slot, salt);
+    let fate = if levels::rises(machine, who) && levels::passes(machine, slot) {
+        Fate::PASSED
+    } else {
+        contribute(machine, rules, who, slot, salt)
+    };
     let fate = Fate(machine.forget(fate.0));
     let rules = machine.rules(who.job);
     let generation = machine.header().generation();
+    let rises = levels::rises(machine, who);
     let state = machine.state(slot);
     // What was refused may have found another chunk's slot, whose state says nothing of this one.
     let is_own = state.holds(generation, seq);
-    let completed = is_own && rules.generation == generation && state.settle(rules);
+    let completed = if rises {
+        if is_own && rules.generation == generation {
+            state.settle_sum(rules);
+        }
+        false
+    } else {
+        is_own && rules.generation == generation && state.settle(rules)
+    };
     let (attempt, mut bits) = if is_own { (state.attempt, state.bits) } else { (0, 0) };
     if fate == Fate::HOPELESS {
         // Whom it lacks instead of whom it has.
@@ -454,7 +401,8 @@ fn contribute<M: Machine>(
     slot: M::SlotRef,
     salt: u64,
 ) -> Fate {
-    let contribution = contribution(machine.header(), who.rank);
+    let speaker = levels::speaker(machine, who.rank);
+    let contribution = contribution(machine.header(), speaker);
     let verdict = Verdict::of(slot::decide(machine.state(slot), rules, &contribution));
     let verdict = Verdict(machine.forget(verdict.0));
     if !verdict.is_taken() {
@@ -476,7 +424,8 @@ fn contribute<M: Machine>(
         return Fate::refused(Refusal::BadTag);
     };
     // Read again: the pass needs the registers.
-    let contribution = self::contribution(machine.header(), who.rank);
+    let speaker = levels::speaker(machine, who.rank);
+    let contribution = self::contribution(machine.header(), speaker);
     machine.state(slot).commit(&contribution, gained);
     if contribution.non_finite {
         machine.note(Event::NonFinite);
@@ -574,8 +523,13 @@ fn answer<M: Machine>(
     let mut is_aborted = status == Status::Aborted as u8;
     let mut begun = Begun { turn: Turn::default(), flags: echo, status };
     let (generation, want) = (machine.header().generation(), machine.header().want());
-    let progress = machine.progress(who.job);
-    let (low, high) = (progress.contributed.floor(generation), progress.highest(generation));
+    let (low, high) = if levels::rises(machine, who) {
+        let report = levels::report(machine);
+        (report.low, report.high)
+    } else {
+        let progress = machine.progress(who.job);
+        (progress.contributed.floor(generation), progress.highest(generation))
+    };
     begun.turn.begin(machine.header(), low, high);
 
     let mut attempt = if is_aborted { received.fate.counter() as u8 } else { received.attempt };
@@ -622,6 +576,11 @@ fn answer<M: Machine>(
         attempt,
         epoch: job.policy.epoch(),
     };
+    if levels::rises(machine, who) {
+        let saying = levels::said(machine, saying, echo);
+        begun.turn.end(machine.header(), saying);
+        return Outcome::Answer { payload: false };
+    }
     begun.turn.end(machine.header(), saying);
     Outcome::Answer { payload: false }
 }
@@ -646,8 +605,9 @@ fn look_up<M: Machine>(
     if !state.holds(generation, want) {
         return None;
     }
-    if !state.is_complete() {
-        let attempt = state.attempt;
+    // At a lower node there is no result but the parent's.
+    if !state.is_complete() && !levels::rises(machine, who) {
+        let attempt = machine.state(slot).attempt;
         let rules = machine.rules(who.job);
         if machine.state(slot).is_due(rules) && machine.lock(slot) {
             let rules = machine.rules(who.job);
@@ -692,7 +652,11 @@ fn hand_out<M: Machine>(
     }
     let (generation, want) = (machine.header().generation(), machine.header().want());
     let is_pull = machine.header().kind() == Some(Kind::Pull);
-    let slowest = machine.progress(who.job).contributed.slowest(generation);
+    let slowest = if levels::rises(machine, who) {
+        levels::report(machine).slowest
+    } else {
+        machine.progress(who.job).contributed.slowest(generation)
+    };
     let window = machine.job(who.job).granted;
     let state = machine.state(slot);
     let culprit = state.non_finite();

@@ -85,6 +85,10 @@ counters! {
         Redos = "redos": "Slots cleared because a rank asked for a chunk to be redone.",
         EcnMarks = "ecn_marks": "Requests that a switch had marked as having met congestion.",
         NonFinite = "non_finite": "Contributions flagged because their gradients held NaN or infinity.",
+        Sums = "sums": "Partial sums of lower nodes taken into a slot; they are among the contributions.",
+        Lifted = "lifted": "Sums of this node's ranks sent up to the parent, for the first time or again.",
+        PassedOn = "passed_on": "Requests passed on to the parent as they came.",
+        HandedDown = "handed_down": "Answers of the parent handed down to the rank that asked.",
     }
 }
 

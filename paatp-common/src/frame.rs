@@ -11,6 +11,7 @@ use network_types::udp::UdpHdr;
 use crate::aggregate::Arrival;
 use crate::counter::Refusal;
 use crate::job::{Address, Node, mapped};
+use crate::levels::Way;
 use crate::limits::BLOCK_BYTES;
 use crate::mind::advance;
 use crate::wire::{HEADER_BYTES, Header};
@@ -314,13 +315,7 @@ pub fn turn_round(frame: &mut Frame<'_>, layout: Layout, payload: u32) -> Option
     *frame.at_mut(0)? = from;
     *frame.at_mut(size_of::<Mac>())? = to;
     let datagram = (UdpHdr::LEN + HEADER_BYTES) as u16 + payload as u16;
-    let mut ip = frame.past_ethernet();
-    if layout.tags > 0 {
-        ip = ip.past_tag();
-    }
-    if layout.tags > 1 {
-        ip = ip.past_tag();
-    }
+    let mut ip = past_tags(frame, layout);
     let mut udp = if layout.is_v6 { turn_v6(&mut ip, datagram)? } else { turn_v4(&mut ip, datagram)? };
     let words: &mut [[u8; 4]; 2] = udp.at_mut(0)?;
     let ports = u32::from_ne_bytes(words[0]).rotate_left(16);
@@ -351,7 +346,84 @@ fn turn_v4<'a>(frame: &mut Frame<'a>, datagram: u16) -> Option<Frame<'a>> {
     let congested = (old >> 16) as u8 & CONGESTED == CONGESTED;
     let marks = if congested { u32::from(CONGESTED ^ ECN_CAPABLE) << 16 } else { 0 };
     let first = old & 0xFFFF_0000 ^ marks | u32::from(datagram + IPV4_BYTES as u16);
-    let hops = u32::from(TIME_TO_LIVE) << 24 | u32::from(hops[1]) << 16;
+    *words = ipv4_words(first, fragment, hops[1], destination, source);
+    Some(frame.past_ipv4())
+}
+
+/// The way back to the sender of a frame: what its answer would be sent to.
+#[inline(always)]
+#[must_use]
+pub fn way_back(frame: &Frame<'_>, layout: Layout) -> Option<Way> {
+    let Mac(high, low): Mac = *frame.at(size_of::<Mac>())?;
+    let ip = past_tags(frame, layout);
+    let rest = if layout.is_v6 { ip.past_ipv6() } else { ip.past_ipv4() };
+    let udp: &UdpHdr = rest.at(0)?;
+    let mac = [high[0], high[1], high[2], high[3], low[0], low[1]];
+    Some(Way::new(mac, u16::from_be_bytes(udp.src)))
+}
+
+/// Sends a frame that came to us on to somebody else, with `payload` bytes after our header: from the address and port
+/// that it came to. What the network marked it with stays.
+#[inline(always)]
+pub fn send_on(
+    frame: &mut Frame<'_>,
+    layout: Layout,
+    payload: u32,
+    way: Way,
+    address: &Address,
+) -> Option<()> {
+    let us: Mac = *frame.at(0)?;
+    let [a, b, c, d, e, f] = way.mac();
+    *frame.at_mut(0)? = Mac([a, b, c, d], [e, f]);
+    *frame.at_mut(size_of::<Mac>())? = us;
+    let datagram = (UdpHdr::LEN + HEADER_BYTES) as u16 + payload as u16;
+    let mut ip = past_tags(frame, layout);
+    let mut udp = if layout.is_v6 {
+        let header: &mut Ipv6Hdr = ip.at_mut(0)?;
+        header.src_addr = header.dst_addr;
+        header.dst_addr = *address;
+        header.payload_len = datagram.to_be_bytes();
+        header.hop_limit = TIME_TO_LIVE;
+        ip.past_ipv6()
+    } else {
+        let [.., a, b, c, d] = *address;
+        let words: &mut [[u8; 4]; 5] = ip.at_mut(0)?;
+        let [first, fragment, hops, _, us] = *words;
+        let first = u32::from_be_bytes(first) & 0xFFFF_0000 | u32::from(datagram + IPV4_BYTES as u16);
+        *words = ipv4_words(first, fragment, hops[1], us, [a, b, c, d]);
+        ip.past_ipv4()
+    };
+    let words: &mut [[u8; 4]; 2] = udp.at_mut(0)?;
+    let [_, _, high, low] = words[0];
+    let [to_high, to_low] = way.port().to_be_bytes();
+    // The length, and no checksum.
+    *words = [[high, low, to_high, to_low], (u32::from(datagram) << 16).to_be_bytes()];
+    Some(())
+}
+
+/// The frame from its IP header on.
+#[inline(always)]
+fn past_tags<'a>(frame: &Frame<'a>, layout: Layout) -> Frame<'a> {
+    let mut ip = frame.past_ethernet();
+    if layout.tags > 0 {
+        ip = ip.past_tag();
+    }
+    if layout.tags > 1 {
+        ip = ip.past_tag();
+    }
+    ip
+}
+
+/// An IPv4 header with its checksum.
+#[inline(always)]
+fn ipv4_words(
+    first: u32,
+    fragment: [u8; 4],
+    protocol: u8,
+    source: [u8; 4],
+    destination: [u8; 4],
+) -> [[u8; 4]; 5] {
+    let hops = u32::from(TIME_TO_LIVE) << 24 | u32::from(protocol) << 16;
     let mut sum = u64::from(first) + u64::from(hops);
     for word in [fragment, source, destination] {
         sum += u64::from(u32::from_be_bytes(word));
@@ -361,6 +433,5 @@ fn turn_v4<'a>(frame: &mut Frame<'a>, datagram: u16) -> Option<Frame<'a>> {
         sum = (sum & 0xFFFF) + (sum >> 16);
     }
     let hops = hops | u32::from(!(sum as u16));
-    *words = [first.to_be_bytes(), fragment, hops.to_be_bytes(), destination, source];
-    Some(frame.past_ipv4())
+    [first.to_be_bytes(), fragment, hops.to_be_bytes(), source, destination]
 }

@@ -5,6 +5,7 @@ use crate::aggregate::{self, Arrival, Machine, Outcome};
 use crate::counter::{Counters, Refusal};
 use crate::job::{Address, JobEntry, RankEntry};
 use crate::lanes::{self, SlotBlock, WireBlock};
+use crate::levels::{Above, KeySum, Link, Vouching};
 use crate::limits::{BLOCK_BYTES, MAX_RANKS};
 use crate::policy::Policy;
 use crate::pool::{self, Pool, Search, TURNS};
@@ -46,29 +47,63 @@ impl Host<'_> {
         congested: bool,
     ) -> Result<usize, Refusal> {
         let length = datagram.len();
+        match self.run::<false>(datagram, source, congested, (&[], &[])) {
+            Outcome::Drop(refusal) => Err(refusal),
+            Outcome::Answer { payload: true } => Ok(length),
+            // Nothing leaves a node without levels but answers.
+            _ => Ok(HEADER_BYTES),
+        }
+    }
+
+    /// The same on a node with levels, which has one link and one report for each job. Says what is to be done with the
+    /// datagram, and how long it is then.
+    pub fn handle_with_levels(
+        &mut self,
+        links: &[Link],
+        above: &[Above],
+        datagram: &mut [u8],
+        source: Address,
+        congested: bool,
+    ) -> (Outcome, usize) {
+        let length = datagram.len();
+        let outcome = self.run::<true>(datagram, source, congested, (links, above));
+        let is_whole = match outcome {
+            Outcome::Answer { payload } => payload,
+            Outcome::Up(relay) => relay.has_payload(),
+            Outcome::Down(_) => true,
+            Outcome::Drop(_) => false,
+        };
+        (outcome, if is_whole { length } else { HEADER_BYTES.min(length) })
+    }
+
+    fn run<const LEVELS: bool>(
+        &mut self,
+        datagram: &mut [u8],
+        source: Address,
+        congested: bool,
+        (links, above): (&[Link], &[Above]),
+    ) -> Outcome {
         let Some((header, payload)) = datagram.split_first_chunk_mut::<HEADER_BYTES>() else {
             self.counters.refuse(Refusal::Truncated);
-            return Err(Refusal::Truncated);
+            return Outcome::Drop(Refusal::Truncated);
         };
         let header: &mut Header = bytemuck::cast_mut(header);
         let arrival = Arrival { source, congested, payload_bytes: payload.len() as u32 };
-        let mut machine = HostMachine { host: self, header, payload };
-        match aggregate::handle(&mut machine, arrival) {
-            Outcome::Drop(refusal) => Err(refusal),
-            Outcome::Answer { payload: true } => Ok(length),
-            Outcome::Answer { payload: false } => Ok(HEADER_BYTES),
-        }
+        let mut machine = HostMachine::<LEVELS> { host: self, links, above, header, payload };
+        aggregate::handle(&mut machine, arrival)
     }
 }
 
 /// A [`Host`] with a request in hand.
-struct HostMachine<'a, 'b> {
+struct HostMachine<'a, 'b, const LEVELS: bool> {
     host: &'a mut Host<'b>,
+    links: &'a [Link],
+    above: &'a [Above],
     header: &'a mut Header,
     payload: &'a mut [u8],
 }
 
-impl HostMachine<'_, '_> {
+impl<const LEVELS: bool> HostMachine<'_, '_, LEVELS> {
     /// Payload and slot, block by block.
     fn pairs(
         &mut self,
@@ -86,9 +121,10 @@ impl HostMachine<'_, '_> {
     }
 }
 
-impl Machine for HostMachine<'_, '_> {
+impl<const LEVELS: bool> Machine for HostMachine<'_, '_, LEVELS> {
     type JobRef = usize;
     type SlotRef = usize;
+    const LEVELS: bool = LEVELS;
 
     fn header(&mut self) -> &mut Header {
         self.header
@@ -213,5 +249,47 @@ impl Machine for HostMachine<'_, '_> {
     fn emit(&mut self, slot: usize, blocks: u32) -> Option<()> {
         self.pairs(slot, blocks)?.for_each(|(lanes, payload)| lanes::emit(payload, lanes));
         Some(())
+    }
+
+    fn link(&self, number: u16) -> Option<&Link> {
+        self.links.get(usize::from(number))
+    }
+
+    fn above(&self, number: u16) -> Option<&Above> {
+        self.above.get(usize::from(number))
+    }
+
+    fn rises(&self, job: usize) -> bool {
+        self.job(job).rises != 0
+    }
+
+    fn sum_keys(&mut self, number: u16, mut keys: KeySum) -> KeySum {
+        let first = usize::from(number) * MAX_RANKS;
+        let ranks = self.host.ranks.iter().skip(first).take(MAX_RANKS);
+        for rank in ranks {
+            if keys.visit(rank) {
+                break;
+            }
+        }
+        keys
+    }
+
+    fn vouch(&mut self, job: usize, number: u16, mut vouching: Vouching) -> Vouching {
+        let first = usize::from(number) * MAX_RANKS;
+        let ranks = self.host.ranks.iter().skip(first).take(usize::from(self.job(job).world));
+        for (turn, rank) in (0..).zip(ranks) {
+            if vouching.visit(turn, rank, self.progress(job)) {
+                break;
+            }
+        }
+        vouching
+    }
+
+    fn lift(&mut self, slot: usize, blocks: u32) -> Option<()> {
+        self.emit(slot, blocks)
+    }
+
+    fn replace(&mut self, slot: usize, blocks: u32) -> Option<()> {
+        self.store(slot, blocks).map(|_| ())
     }
 }

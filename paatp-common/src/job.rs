@@ -60,7 +60,9 @@ pub struct JobEntry {
     /// Number of ranks, fixed within a generation.
     pub world: u8,
     /// Zero.
-    pub unused: [u8; 2],
+    pub unused: u8,
+    /// 1: the job's sums go to a parent, see [`crate::levels::Link`].
+    pub rises: u8,
     /// k: places in the pool that a chunk may claim a slot at, up to [`crate::pool::K_MAX`]. 0: the job has a ring.
     pub k: u8,
     /// Asynchronous window stamped into answers, in chunks: how far ahead of the slowest rank the loader lets ranks run.
@@ -82,6 +84,7 @@ described!(JobEntry {
     window,
     world,
     unused,
+    rises,
     k,
     granted,
     spare,

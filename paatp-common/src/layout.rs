@@ -6,6 +6,7 @@
 
 use crate::counter::{COUNTERS, Counters, Event, Refusal};
 use crate::job::{JobEntry, Node, RankEntry};
+use crate::levels::{Above, Link};
 use crate::limits::{BLOCK_BYTES, MAX_JOBS, MAX_LOCAL_ADDRESSES, MAX_RANKS, STANDARD_BLOCKS, WIDE_BLOCKS};
 use crate::progress::{Floor, Progress, Reached};
 use crate::slot::Slot;
@@ -56,6 +57,8 @@ const fn layout() -> u64 {
         Floor::DESCRIBED,
         Reached::DESCRIBED,
         Slot::DESCRIBED,
+        Link::DESCRIBED,
+        Above::DESCRIBED,
         Counters::DESCRIBED,
     ];
     let mut index = 0;
@@ -138,7 +141,7 @@ mod tests {
     /// say in the changelog that a running aggregator has to be stopped (not killed) before the update.
     #[test]
     fn the_layout_changes_on_purpose_only() {
-        assert_eq!(LAYOUT, 0xE8E2_95D8_3701_E2C9, "{LAYOUT:#018x}");
+        assert_eq!(LAYOUT, 0x0C25_D9BC_9CD0_B842, "{LAYOUT:#018x}");
     }
 
     #[test]

@@ -20,6 +20,7 @@ pub mod host;
 pub mod job;
 pub mod lanes;
 pub mod layout;
+pub mod levels;
 pub mod limits;
 pub mod mind;
 pub mod policy;

@@ -15,7 +15,9 @@ use crate::wire::Redo;
 /// A number with the generation it belongs to, in one atomic word.
 #[derive(Debug, Default)]
 #[repr(transparent)]
-pub struct Word(cell::Shared);
+pub struct Word(Shared);
+
+pub(crate) use cell::Shared;
 
 /// A 64-bit word that several CPUs read and write whole, in any order.
 #[cfg(not(target_arch = "bpf"))]
@@ -88,6 +90,16 @@ impl Word {
     }
 }
 
+/// What a lower node tells of the slowest of its ranks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Credit {
+    pub(crate) generation: u32,
+    /// Steps beyond which it is no acknowledgement.
+    pub(crate) reach: u32,
+    pub(crate) ack: Seq,
+    pub(crate) contributed: Seq,
+}
+
 /// The lowest of all ranks' numbers.
 #[derive(Debug, Default)]
 #[repr(C)]
@@ -138,6 +150,16 @@ impl Floor {
         self.slowest(generation) as usize == rank
     }
 
+    /// The same without a branch, and without saying whether the floor may have risen.
+    #[inline(always)]
+    fn credit(&self, generation: u32, word: &Word, value: Seq, reach: u32) {
+        let known = later(Seq(word.get(generation)), self.floor(generation));
+        let steps = u64::from(value.since(known));
+        // All ones if it is within reach.
+        let taken = negative((steps as i64).wrapping_sub(i64::from(reach)).wrapping_sub(1));
+        word.set(generation, known.plus((steps & taken) as u32).0);
+    }
+
     /// Two CPUs may write in either order: the lower value that can remain is safe.
     #[inline(always)]
     fn lift(&self, generation: u32, floor: Seq, least: Least) {
@@ -150,7 +172,7 @@ impl Floor {
 
 /// The later of two numbers, without a branch, see [`negative`].
 #[inline(always)]
-fn later(a: Seq, b: Seq) -> Seq {
+pub(crate) fn later(a: Seq, b: Seq) -> Seq {
     let ahead = i64::from(a.since(b) as i32);
     b.plus((ahead as u64 & !negative(ahead)) as u32)
 }
@@ -351,6 +373,16 @@ impl Progress {
         let reached = pick(&self.ranks, rank);
         self.acks.record(generation, &reached.acked, rank, ack, reach)
             | self.contributed.record(generation, &reached.contributed, rank, contributed, reach)
+    }
+
+    /// Credits a rank with what a lower node told of its slowest one, by the rules of [`Progress::record`], but without a
+    /// branch: in the kernel this is walked once for each rank. The floors are to be computed anew afterwards.
+    #[inline(always)]
+    pub(crate) fn credit(&self, rank: usize, credit: &Credit) {
+        let Credit { generation, reach, ack, contributed } = *credit;
+        let reached = pick(&self.ranks, rank);
+        self.acks.credit(generation, &reached.acked, ack, reach);
+        self.contributed.credit(generation, &reached.contributed, contributed, reach);
     }
 
     /// Computes both floors anew: when a rank at a floor moved, after a shrink, before a refusal that depends on a

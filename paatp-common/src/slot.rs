@@ -12,7 +12,7 @@ use crate::limits::{MAX_ATTEMPTS, MAX_JOBS};
 use crate::mind::{barrier, opaque};
 use crate::policy::{Policy, QUORUM_ALL, Told};
 use crate::seq::Seq;
-use crate::wire::{Chunk, Operation};
+use crate::wire::{Chunk, Header, Operation, flags};
 
 /// State bits of a slot.
 mod state {
@@ -24,6 +24,11 @@ mod state {
     pub const NON_FINITE: u8 = 1 << 2;
     /// Claimed for a chunk that nothing has been decided of yet: named, but as good as another chunk's.
     pub const CLAIMED: u8 = 1 << 3;
+    /// Of a lower node: all of its ranks are in and their sum is the parent's to take. Bits and lanes are frozen, but
+    /// there is no result yet (protocol-rules F16).
+    pub const SENT: u8 = 1 << 4;
+    /// Of a lower node: the chunk is between its ranks and the root from now on (protocol-rules part 2.15).
+    pub const BYPASSED: u8 = 1 << 5;
 }
 
 /// What a slot knows besides its lanes: one cache line before them.
@@ -257,6 +262,38 @@ const fn first(c: &Contribution) -> Lanes {
     if c.has_payload { Lanes::Store } else { Lanes::Untouched }
 }
 
+/// What a parent's result says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Final {
+    bits: u64,
+    tag: u64,
+    contributors: u8,
+    next_exponent: i8,
+    told: u8,
+    epoch: u8,
+    /// With NON_FINITE the culprit.
+    rank: u8,
+    flags: u8,
+}
+
+impl Final {
+    /// From the answer that carries it.
+    #[inline(always)]
+    #[must_use]
+    pub const fn of(result: &Header) -> Final {
+        Final {
+            bits: result.bitmap(),
+            tag: result.tag(),
+            contributors: result.contributors(),
+            next_exponent: result.next_exponent(),
+            told: result.told(),
+            epoch: result.operation_or_epoch(),
+            rank: result.rank(),
+            flags: result.flags(),
+        }
+    }
+}
+
 impl Slot {
     /// The slot belongs to this chunk.
     #[inline(always)]
@@ -339,6 +376,50 @@ impl Slot {
     #[must_use]
     pub const fn non_finite(&self) -> Option<u8> {
         if self.state & state::NON_FINITE != 0 { Some(self.culprit) } else { None }
+    }
+
+    /// Of a lower node: all of its ranks are in, and the result is still to come.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_sent(&self) -> bool {
+        self.state & (state::SENT | state::COMPLETE | state::BYPASSED) == state::SENT
+    }
+
+    /// Of a lower node: what concerns the chunk goes past it.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_bypassed(&self) -> bool {
+        self.state & state::BYPASSED != 0
+    }
+
+    /// From now on the chunk goes past this node. What the slot holds is handed out no more.
+    #[inline(always)]
+    pub fn bypass(&mut self) {
+        self.state = self.state & !state::COMPLETE | state::BYPASSED;
+    }
+
+    /// Of a lower node: freezes bits and lanes if all of its ranks are in. There is no quorum but the root's.
+    #[inline(always)]
+    pub fn settle_sum(&mut self, rules: Rules) {
+        if self.bits != 0 && rules.expected & !self.bits == 0 {
+            self.state |= state::SENT;
+        }
+    }
+
+    /// Of a lower node: the parent's result, whose lanes have replaced the sum's.
+    #[inline(always)]
+    pub fn finish(&mut self, result: Final) {
+        (self.bits, self.frozen) = (result.bits, result.bits);
+        self.tag = result.tag;
+        self.contributors = u16::from(result.contributors);
+        self.next_exponent = result.next_exponent;
+        (self.told, self.epoch) = (result.told, result.epoch);
+        self.culprit = result.rank;
+        let gained = if result.flags & flags::PAYLOAD != 0 { state::PAYLOAD } else { 0 };
+        let non_finite = if result.flags & flags::NON_FINITE != 0 { state::NON_FINITE } else { 0 };
+        // Last, for those who read without the lock.
+        barrier();
+        self.state = state::SENT | state::COMPLETE | gained | non_finite;
     }
 
     /// Clears the slot for a contribution that was decided to be taken: as the slot of another chunk, or for the next

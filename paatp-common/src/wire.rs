@@ -193,6 +193,13 @@ impl Chunk {
         Operation::from_wire((self.operation_and_type & !EVERYBODY) >> 4)
     }
 
+    /// Its payload is one rank's.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_broadcast(self) -> bool {
+        matches!(self.operation(), Some(Operation::Broadcast))
+    }
+
     /// Every rank must contribute, whatever the job's quorum: by the operation, or because the ranks want it.
     #[inline(always)]
     #[must_use]

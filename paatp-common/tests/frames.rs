@@ -8,6 +8,8 @@ use std::fs;
 use std::path::PathBuf;
 
 use paatp_common::counter::Event;
+use paatp_common::frame::{self, Frame, Parsed};
+use paatp_common::levels::Way;
 use paatp_common::wire::{Answer, Header, Request, flags};
 use paatp_common::{Refusal, Seq};
 use proptest::prelude::*;
@@ -108,6 +110,59 @@ fn requests_are_turned_round() {
                     assert_eq!(node.counters.noted(Event::EcnMarks), u64::from(ecn == 0b11));
                 }
             }
+        }
+    }
+}
+
+/// Levels: a frame goes on from where it came to, to a neighbour and an address, with its marks and tags.
+#[test]
+fn frames_are_sent_on() {
+    let way = Way::new([2, 4, 6, 8, 10, 12], 40_007);
+    for (job, tags) in jobs().into_iter().flat_map(|job| TAGS.map(|tags| (job, tags))) {
+        for (ecn, payload) in [(0b10, usize::from(LANES) * 4), (0b11, 0)] {
+            let envelope = Envelope { tags: tags.to_vec(), ecn, ..job.envelope(0) };
+            let frame = envelope.wrap(&good(&job));
+            let node = node_at_work(BLOCKS).node;
+            let Parsed::Ours(layout, _) =
+                frame::parse(&Frame::new(&mut frame.clone()), frame.len() as u32, &node)
+            else {
+                panic!("ours")
+            };
+            let back = frame::way_back(&Frame::new(&mut frame.clone()), layout).unwrap();
+            assert_eq!((&back.mac()[..], back.port()), (&frame[6..12], envelope.source_port));
+            let mut on = frame.clone();
+            let to = job.address(2);
+            frame::send_on(&mut Frame::new(&mut on), layout, payload as u32, way, &to).unwrap();
+            let (ip, udp) = (envelope.ip(), envelope.udp());
+            assert_eq!((&on[..6], &on[6..12]), (&way.mac()[..], &frame[..6]), "MAC addresses");
+            assert_eq!(on[12..ip], frame[12..ip], "tags and type");
+            let datagram = (8 + 64 + payload) as u16;
+            if envelope.v6 {
+                assert_eq!(on[ip..ip + 4], frame[ip..ip + 4], "class, marks and label");
+                assert_eq!(on[ip + 4..ip + 6], datagram.to_be_bytes());
+                assert_eq!(on[ip + 6..ip + 8], [17, 64]);
+                assert_eq!(
+                    (&on[ip + 8..ip + 24], &on[ip + 24..ip + 40]),
+                    (&envelope.destination[..], &to[..])
+                );
+            } else {
+                assert_eq!(on[ip..ip + 2], frame[ip..ip + 2], "class and marks");
+                assert_eq!(on[ip + 2..ip + 4], (datagram + 20).to_be_bytes());
+                assert_eq!(on[ip + 4..ip + 8], frame[ip + 4..ip + 8], "identification and fragment bits");
+                assert_eq!(on[ip + 8..ip + 10], [64, 17]);
+                assert_eq!(internet_checksum(&on[ip..ip + 20]), 0);
+                assert_eq!(
+                    (&on[ip + 12..ip + 16], &on[ip + 16..ip + 20]),
+                    (&envelope.destination[12..], &to[12..])
+                );
+            }
+            assert_eq!(on[udp..udp + 2], envelope.port.to_be_bytes(), "from the port it came to");
+            assert_eq!(on[udp + 2..udp + 4], way.port().to_be_bytes());
+            assert_eq!(
+                (&on[udp + 4..udp + 6], &on[udp + 6..udp + 8]),
+                (&datagram.to_be_bytes()[..], &[0, 0][..])
+            );
+            assert_eq!(on[udp + 8..], frame[udp + 8..]);
         }
     }
 }

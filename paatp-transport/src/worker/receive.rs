@@ -156,8 +156,8 @@ impl Worker {
                     self.join_redo(redo);
                 }
                 // A pull is told the attempt of the chunk that it asks about, a contribution that of its own.
-                if settled.is_some_and(|s| s.sent.contribution.is_none()) && answer.status != Status::Aborted
-                {
+                let is_pull = settled.is_some_and(|s| s.sent.contribution.is_none());
+                if is_pull && answer.status != Status::Aborted {
                     self.join_redo(Redo { seq: answer.seq, attempt: answer.attempt });
                 }
                 if settled.is_some_and(|s| s.sent.about == self.delivered) && answer.status != Status::Aborted
@@ -183,7 +183,11 @@ impl Worker {
         }
         match sent.contribution {
             Some((position, attempt)) => self.heed_status(now, answer, position, attempt),
-            None if answer.status == Status::Aborted => self.abort(sent.about, answer),
+            // A redo that lacks a rank; or a node of a lower level took the pull to its parent as the sum of its ranks,
+            // and that was refused.
+            None if answer.status == Status::Aborted && matches!(answer.body, Body::Pending { .. }) => {
+                self.abort(sent.about, answer);
+            }
             None => {}
         }
     }

@@ -234,6 +234,11 @@ fn dashboards_and_alerts_name_what_there_is() {
         "paatp_closing_jobs",
         "paatp_slot_size_bytes",
         "paatp_rank_contributed_bytes_total",
+        // Of levels, which few nodes have.
+        "paatp_sums_total",
+        "paatp_lifted_total",
+        "paatp_passed_on_total",
+        "paatp_handed_down_total",
         // For development.
         "paatp_passed_total",
         "paatp_stores_total",

@@ -1,0 +1,389 @@
+//! What a lower node knows of its parent: where it is, what it told of the job, and how answers find back to the ranks.
+//!
+//! [`crate::aggregate`] has the path of requests up and answers down; docs/protocol.md, Levels, says why it is as it is.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::job::{Address, RankEntry};
+use crate::layout::described;
+use crate::limits::MAX_RANKS;
+use crate::mind::{negative, opaque, pick};
+use crate::progress::{Credit, Progress, Shared, Word, later};
+use crate::seq::Seq;
+use crate::wire::{Header, Redo, flags};
+
+/// Where a job's sums go. One for each job, by number; the control plane writes it before the job's entry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Link {
+    /// Address of the parent.
+    pub parent: Address,
+    /// Ethernet address of the next hop towards it.
+    pub mac: [u8; 6],
+    /// Its first UDP port.
+    pub port_base: u16,
+    /// Number of its UDP ports. 0: the job has no parent.
+    pub ports: u16,
+    /// The job's number there.
+    pub number: u16,
+    /// One more than the number here of the job whose number at its parent is this entry's index. 0: there is none.
+    pub below: u16,
+    /// Zero.
+    pub reserved: u16,
+}
+
+const _: () = assert!(size_of::<Link>() == 32);
+described!(Link { parent, mac, port_base, ports, number, below, reserved });
+
+impl Link {
+    /// The job has a parent.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_set(&self) -> bool {
+        self.ports != 0
+    }
+
+    /// UDP port of the parent for a chunk.
+    #[inline(always)]
+    #[must_use]
+    pub const fn port(&self, seq: Seq) -> u16 {
+        let ports = if self.ports == 0 { 1 } else { self.ports as u32 };
+        self.port_base.wrapping_add((seq.0 % ports) as u16)
+    }
+}
+
+/// The way to a host on the same network: its Ethernet address and its UDP port, in one word.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Way(u64);
+
+impl Way {
+    /// To this port behind this Ethernet address.
+    #[inline(always)]
+    #[must_use]
+    pub const fn new(mac: [u8; 6], port: u16) -> Way {
+        let [a, b, c, d, e, f] = mac;
+        Way(u64::from_le_bytes([a, b, c, d, e, f, 0, 0]) | (port as u64) << 48)
+    }
+
+    /// The Ethernet address.
+    #[inline(always)]
+    #[must_use]
+    pub const fn mac(self) -> [u8; 6] {
+        let [a, b, c, d, e, f, ..] = self.0.to_le_bytes();
+        [a, b, c, d, e, f]
+    }
+
+    /// The UDP port.
+    #[inline(always)]
+    #[must_use]
+    pub const fn port(self) -> u16 {
+        (self.0 >> 48) as u16
+    }
+
+    /// It leads somewhere.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_known(self) -> bool {
+        self.0 != 0
+    }
+}
+
+/// What the parent told of a job, and where the job's ranks are. The data plane writes it, from several CPUs without a
+/// lock: numbers only rise, and one that gets lost is told again.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Above {
+    min_ack: Word,
+    low: Word,
+    high: Word,
+    told: Word,
+    redo: Word,
+    ways: [Shared; MAX_RANKS],
+}
+
+const _: () = assert!(size_of::<Above>() == 552);
+described!(Above { min_ack, low, high, told, redo, ways });
+
+impl Default for Above {
+    fn default() -> Self {
+        Above {
+            min_ack: Word::default(),
+            low: Word::default(),
+            high: Word::default(),
+            told: Word::default(),
+            redo: Word::default(),
+            ways: core::array::from_fn(|_| Shared::default()),
+        }
+    }
+}
+
+/// The parent's word on a job, as it is passed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// Lowest acknowledgement of all ranks, or less.
+    pub min_ack: Seq,
+    /// Lowest progress, p_min, or less.
+    pub low: Seq,
+    /// Highest progress, p_max, or less.
+    pub high: Seq,
+    /// The slowest rank.
+    pub slowest: u8,
+    /// What is told of the policy.
+    pub told: u8,
+    /// Epoch of the policy.
+    pub epoch: u8,
+    /// A chunk that is being redone; attempt 0 if none is. What is told of one that is over does no harm.
+    pub redo: Redo,
+}
+
+impl Report {
+    /// Nothing is known.
+    pub const NONE: Report = Report {
+        min_ack: Seq(0),
+        low: Seq(0),
+        high: Seq(0),
+        slowest: 0,
+        told: 0,
+        epoch: 0,
+        redo: Redo { seq: Seq(0), attempt: 0 },
+    };
+}
+
+/// What one answer of a parent tells of its job. In whole words: a header that is copied to the stack cannot be read there
+/// in pieces, which is what the kernel's verifier wants.
+#[derive(Clone, Copy, Debug)]
+pub struct Heard {
+    low: u32,
+    high: u32,
+    min_ack: u32,
+    redo: u64,
+    told: u64,
+    is_result: bool,
+}
+
+impl Heard {
+    /// What an answer says, unless it is REJOIN.
+    #[inline(always)]
+    #[must_use]
+    pub fn of(answer: &Header) -> Heard {
+        let attempt = if answer.has(flags::REDO) { answer.tag() & 0xFF } else { 0 };
+        let told = (answer.operation_or_epoch() as u64) << 16 | (answer.told() as u64) << 8;
+        Heard {
+            low: answer.raw_ack(),
+            high: answer.raw_progress(),
+            min_ack: answer.raw_want(),
+            redo: answer.tag(),
+            told: attempt << 24 | told | answer.rank() as u64,
+            is_result: answer.has(flags::RESULT),
+        }
+    }
+}
+
+impl Above {
+    /// Takes in what an answer of the parent tells of the job.
+    #[inline(always)]
+    pub fn learn(&self, generation: u32, heard: Heard) {
+        raise(&self.low, generation, heard.low);
+        raise(&self.high, generation, heard.high);
+        if !heard.is_result {
+            raise(&self.min_ack, generation, heard.min_ack);
+            self.redo.set(generation, Redo::from_word(heard.redo).seq.0);
+            self.told.set(generation, heard.told as u32);
+        }
+    }
+
+    /// What is known. For an answer without the result of `want`: a chunk below p_min is complete at the root, which does
+    /// not mean that its result is here, so no more is told than that those before `want` are.
+    #[inline(always)]
+    #[must_use]
+    pub fn report(&self, generation: u32, want: Seq) -> Report {
+        let low = Seq(self.low.get(generation));
+        let told = self.told.get(generation);
+        // The earlier of two, without a branch.
+        let ahead = i64::from(want.since(low) as i32);
+        let behind = ahead as u64 & negative(ahead);
+        Report {
+            min_ack: Seq(self.min_ack.get(generation)),
+            low: low.plus(behind as u32),
+            high: Seq(self.high.get(generation)),
+            slowest: told as u8,
+            told: (told >> 8) as u8,
+            epoch: (told >> 16) as u8,
+            redo: Redo { seq: Seq(self.redo.get(generation)), attempt: (told >> 24) as u8 },
+        }
+    }
+
+    /// The way to a rank (modulo [`MAX_RANKS`]), if a request of it has gone up.
+    #[inline(always)]
+    pub fn way(&self, rank: usize) -> Way {
+        Way(pick(&self.ways, rank).load())
+    }
+
+    /// A request of a rank (modulo [`MAX_RANKS`]) came by this way.
+    #[inline(always)]
+    pub fn remember(&self, rank: usize, way: Way) {
+        pick(&self.ways, rank).store(way.0);
+    }
+}
+
+/// The number is at least this much. Two CPUs may write in either order: the lower value that can remain is safe.
+#[inline(always)]
+fn raise(word: &Word, generation: u32, value: u32) {
+    word.set(generation, later(Seq(word.get(generation)), Seq(value)).0);
+}
+
+/// A walk over the ranks of a lower node's sum: their keys add up, and each is credited with the progress that the sum
+/// tells. In pieces, as [`crate::progress::Walk`] is.
+#[derive(Clone, Copy, Debug)]
+pub struct Vouching {
+    credit: Credit,
+    sum: KeySum,
+    /// Not 0: ranks that are registered elsewhere.
+    foreign: u64,
+    /// The address it came from: it may speak only for ranks that are registered with that.
+    source: Address,
+}
+
+impl Vouching {
+    /// For a sum that came from `source`.
+    #[inline(always)]
+    #[must_use]
+    pub fn of(header: &Header, source: Address, reach: u32) -> Vouching {
+        let (ack, contributed) = (Seq(header.raw_ack()), Seq(header.raw_progress()));
+        let credit = Credit { generation: header.generation(), reach, ack, contributed };
+        Vouching { credit, sum: KeySum::of(header.bitmap()), foreign: opaque(0), source }
+    }
+
+    /// Takes in one rank, from rank 0 on. Returns true where no further rank is in the sum.
+    #[inline(always)]
+    pub fn visit(&mut self, turn: u64, rank: &RankEntry, progress: &Progress) -> bool {
+        if self.sum.bits & 1 != 0 {
+            if rank.address == self.source {
+                progress.credit(turn as usize, &self.credit);
+            } else {
+                self.foreign = 1;
+            }
+        }
+        self.sum.visit(rank)
+    }
+
+    /// The keys of all ranks together, if the sender may speak for them and there are none beyond those that were
+    /// visited.
+    #[inline(always)]
+    #[must_use]
+    pub const fn keys(&self) -> Option<u64> {
+        if self.foreign == 0 { self.sum.keys() } else { None }
+    }
+}
+
+/// A walk over the ranks of a result, whose keys add up.
+#[derive(Clone, Copy, Debug)]
+pub struct KeySum {
+    bits: u64,
+    keys: u64,
+}
+
+impl KeySum {
+    /// Of the ranks with these bits.
+    #[inline(always)]
+    #[must_use]
+    pub fn of(bits: u64) -> KeySum {
+        // Opaque, or LLVM would clear it with a `memset`, which adds variables to pointers.
+        KeySum { bits, keys: opaque(0) }
+    }
+
+    /// Takes in one rank, from rank 0 on. Returns true where no further rank is in it.
+    #[inline(always)]
+    pub fn visit(&mut self, rank: &RankEntry) -> bool {
+        // Without a branch: all ones for a rank that is in it.
+        self.keys = self.keys.wrapping_add(rank.key & (self.bits & 1).wrapping_neg());
+        self.bits >>= 1;
+        self.bits == 0
+    }
+
+    /// The keys of all ranks together, if there are none beyond those that were visited.
+    #[inline(always)]
+    #[must_use]
+    pub const fn keys(&self) -> Option<u64> {
+        if self.bits == 0 { Some(self.keys) } else { None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::Chunk;
+    use crate::wire::{Kind, Request};
+
+    fn answer(low: u32, high: u32, min_ack: u32) -> Header {
+        let request = Request {
+            kind: Kind::Pull,
+            flags: 0,
+            job: 0,
+            worker: 0,
+            generation: 7,
+            seq: Seq(0),
+            want: Seq(min_ack),
+            ack: Seq(low),
+            progress: Seq(high),
+            token: 0,
+            bitmap: 0,
+            tag: 0,
+            chunk: Chunk { root: 3, operation_and_type: 9, ..Chunk::default() },
+            next_exponent: 0,
+            attempt: 0,
+        };
+        request.encode()
+    }
+
+    #[test]
+    fn what_the_parent_told_only_rises() {
+        for start in [0, u32::MAX - 4] {
+            let above = Above::default();
+            let at = |n: u32| start.wrapping_add(n);
+            for word in [&above.low, &above.high, &above.min_ack] {
+                word.set(7, start);
+            }
+            above.learn(7, Heard::of(&answer(at(5), at(9), at(4))));
+            above.learn(7, Heard::of(&answer(at(3), at(8), at(2))));
+            let told = above.report(7, Seq(at(20)));
+            assert_eq!((told.min_ack, told.low, told.high), (Seq(at(4)), Seq(at(5)), Seq(at(9))));
+            assert_eq!((told.slowest, told.epoch), (3, 9));
+            assert_eq!(above.report(7, Seq(at(2))).low, Seq(at(2)), "no promise beyond the wish");
+            assert_eq!(above.report(8, Seq(9)).low, Seq(0), "another generation");
+        }
+    }
+
+    #[test]
+    fn ways_survive_their_word() {
+        let way = Way::new([1, 2, 3, 4, 5, 0xFF], 0xABCD);
+        assert_eq!((way.mac(), way.port(), way.is_known()), ([1, 2, 3, 4, 5, 0xFF], 0xABCD, true));
+        let above = Above::default();
+        assert!(!above.way(5).is_known());
+        above.remember(5, way);
+        assert_eq!((above.way(5), above.way(4)), (way, Way::default()));
+    }
+
+    #[test]
+    fn nobody_speaks_for_ranks_that_are_elsewhere() {
+        let progress = Progress::default();
+        let here = RankEntry { address: [1; 16], key: 5, ..RankEntry::default() };
+        let elsewhere = RankEntry { address: [2; 16], key: 7, ..RankEntry::default() };
+        let run = |bits: u64, ranks: &[RankEntry]| {
+            let mut header = answer(4, 4, 0);
+            header.set_bitmap(bits);
+            let mut vouching = Vouching::of(&header, [1; 16], 8);
+            for (turn, rank) in (0..).zip(ranks) {
+                if vouching.visit(turn, rank, &progress) {
+                    break;
+                }
+            }
+            vouching.keys()
+        };
+        assert_eq!(run(0b101, &[here, elsewhere, here]), Some(10));
+        assert_eq!(run(0b110, &[here, elsewhere, here]), None);
+        assert_eq!(run(0b1001, &[here, elsewhere, here]), None, "a rank that there is not");
+        let reached = |rank| progress.reached(7, rank).contributed;
+        assert_eq!([reached(0), reached(1), reached(2)], [Seq(4), Seq(0), Seq(4)]);
+    }
+}

@@ -1,0 +1,265 @@
+//! Workers over several levels of aggregators: in any weather every rank gets the bits that one level gives.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
+mod common;
+#[path = "racks/tree.rs"]
+mod tree;
+
+use common::{FAIR, Net, Random, Shape, Weather};
+use paatp_common::counter::Event as Counted;
+use paatp_common::policy::{Mode, Policy, Staleness};
+use paatp_common::{Refusal, Seq};
+use paatp_transport::{Event, OperationError, Reduction, Tensor, Time, Values};
+use proptest::prelude::*;
+use tree::{Plan, Tree};
+
+/// Values of all sizes, some of them not a multiple of a chunk.
+fn tensors(seed: u64, rank: u8) -> Vec<Tensor> {
+    let mut random = Random(seed ^ u64::from(rank) << 32);
+    let lengths = [1, 64, 257, 31, 500];
+    let tensor = |(number, length): (usize, usize)| {
+        let values = (0..length).map(|_| (random.unit() * 10f64.powi(number as i32 - 2)) as f32);
+        let ints = (0..length).map(|i| (i as i32 % 77) - i32::from(rank));
+        let floats = Tensor { name: format!("f{number}"), values: Values::F32(values.collect()) };
+        [floats, Tensor { name: format!("i{number}"), values: Values::I32(ints.collect()) }]
+    };
+    lengths.into_iter().enumerate().map(tensor).collect::<Vec<_>>().concat()
+}
+
+fn contribute(net: &mut Tree, seed: u64, reduction: Reduction) {
+    for (rank, worker) in (0..).zip(&mut net.workers) {
+        worker.all_reduce(Time(net.now), reduction, tensors(seed, rank));
+        let last = Tensor { name: "last".into(), values: Values::F32(vec![f32::from(rank); 33]) };
+        worker.all_reduce(Time(net.now), Reduction::Mean, vec![last]);
+    }
+}
+
+/// One level in fair weather.
+fn expected(shape: Shape, seed: u64, reduction: Reduction) -> Vec<Vec<Tensor>> {
+    let mut net = Net::new(shape, FAIR, seed);
+    for (rank, worker) in (0..).zip(&mut net.workers) {
+        worker.all_reduce(Time(net.now), reduction, tensors(seed, rank));
+        let last = Tensor { name: "last".into(), values: Values::F32(vec![f32::from(rank); 33]) };
+        worker.all_reduce(Time(net.now), Reduction::Mean, vec![last]);
+    }
+    net.run_until_events(2, 3_000_000);
+    net.results()
+}
+
+fn shape(world: u8) -> Shape {
+    Shape { world, lanes: 64, window: 8, slots: 32 }
+}
+
+/// 2 racks of 4, whose ranks are numbered through.
+fn two_racks() -> Plan {
+    Plan { parents: vec![None, Some(0), Some(0)], homes: vec![1, 1, 1, 1, 2, 2, 2, 2] }
+}
+
+fn finish(net: &mut Tree) -> Vec<Vec<Tensor>> {
+    net.run_until_events(2, 3_000_000);
+    assert!(net.leave(3_000_000), "not complete {}", net.describe());
+    net.results()
+}
+
+fn plan() -> impl Strategy<Value = Plan> {
+    // Ranks anywhere: behind one of two racks, at the root itself, or behind a rack that has another above it.
+    let trees = prop_oneof![
+        3 => Just(vec![None, Some(0), Some(0)]),
+        1 => Just(vec![None, Some(0), Some(1)]),
+        1 => Just(vec![None, Some(0), Some(1), Some(0)]),
+    ];
+    (trees, proptest::collection::vec(any::<usize>(), 2..=8)).prop_map(|(parents, homes)| {
+        let sites = parents.len();
+        Plan { parents, homes: homes.into_iter().map(|home| home % sites).collect() }
+    })
+}
+
+fn weather() -> impl Strategy<Value = Weather> {
+    (0.0..0.25, 0.0..0.25, 0.0..0.03, 1..200u64, prop_oneof![Just(0), 1..500u64]).prop_map(
+        |(loss, duplication, flips, delay, jitter)| Weather { loss, duplication, flips, delay, jitter },
+    )
+}
+
+fn reduction() -> impl Strategy<Value = Reduction> {
+    prop_oneof![3 => Just(Reduction::Sum), 1 => Just(Reduction::Max), 1 => Just(Reduction::Min)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, max_shrink_iters: 20, ..ProptestConfig::default() })]
+
+    /// Loss, duplicates, reordering and flipped bits on every link: the bits are those of one level.
+    #[test]
+    fn levels_do_not_change_a_bit(plan in plan(), weather in weather(), seed in any::<u64>(), reduction in reduction()) {
+        let shape = shape(plan.homes.len() as u8);
+        let mut net = Tree::new(shape, &plan, weather, seed);
+        contribute(&mut net, seed, reduction);
+        prop_assert_eq!(finish(&mut net), expected(shape, seed, reduction));
+    }
+
+    /// r215: results go bad in the memory of any node. Redos go past the lower nodes, and mend it. (Not too many of them, nor
+    /// in the worst weather: a rank that has all its results hears of a redo when it asks, every five seconds, and ranks
+    /// give up after twenty.)
+    #[test]
+    fn r215_damage_is_redone_through_levels(plan in plan(), weather in weather(), seed in any::<u64>()) {
+        let shape = shape(plan.homes.len() as u8);
+        let mut net = Tree::new(shape, &plan, Weather { flips: 0.0, loss: weather.loss / 2.0, ..weather }, seed);
+        contribute(&mut net, seed, Reduction::Sum);
+        net.damage = 0.002;
+        net.run_until_events(2, 3_000_000);
+        net.damage = 0.0;
+        prop_assert!(net.leave(3_000_000), "not complete {}", net.describe());
+        prop_assert_eq!(net.results(), expected(shape, seed, Reduction::Sum));
+    }
+}
+
+/// The second test would show nothing if nothing was redone.
+#[test]
+fn damage_leads_to_redos() {
+    let mut redos = 0;
+    let mut passed = 0;
+    for seed in 0..10 {
+        let weather = Weather { loss: 0.05, jitter: 30, ..FAIR };
+        let mut net = Tree::new(shape(8), &two_racks(), weather, seed);
+        contribute(&mut net, seed, Reduction::Sum);
+        net.damage = 0.01;
+        net.run_until_events(2, 3_000_000);
+        redos += net.workers.iter().map(|worker| worker.statistics().redos_asked).sum::<u64>();
+        passed += net.sites[1].counted(Counted::PassedOn);
+    }
+    assert!(redos > 5 && passed > 5, "{redos} redos, {passed} passed on");
+}
+
+/// In fair weather the parent takes one sum of each rack for each chunk, and each result is kept once. (A rank whose answer
+/// comes from further away than the next ones may think its request lost, so not every request is needed.)
+#[test]
+fn each_sum_counts_once() {
+    let shape = Shape { world: 8, lanes: 352, window: 64, slots: 256 };
+    let mut net = Tree::new(shape, &two_racks(), FAIR, 3);
+    for worker in &mut net.workers {
+        let values = Values::F32(vec![1.0; 352 * 1000]);
+        worker.all_reduce(Time(net.now), Reduction::Sum, vec![Tensor { name: "w".into(), values }]);
+    }
+    net.run_until_events(1, 1_000_000);
+    let (chunks, _) = net.workers[0].chunks();
+    let [root, racks @ ..] = &net.sites[..] else { unreachable!() };
+    let summed =
+        [Counted::Sums, Counted::Contributions, Counted::Completions].map(|event| root.counted(event));
+    assert_eq!(summed, [2 * chunks, 2 * chunks, chunks]);
+    for rack in racks {
+        let counted = |event| rack.counted(event);
+        assert_eq!((counted(Counted::Contributions), counted(Counted::Completions)), (4 * chunks, chunks));
+        let [requests, lifted, passed, down] =
+            [Counted::Requests, Counted::Lifted, Counted::PassedOn, Counted::HandedDown].map(counted);
+        assert_eq!(lifted + passed, down, "one answer for each request that went up");
+        println!("{chunks} chunks: {requests} requests, {lifted} sums and {passed} others went up");
+    }
+    for worker in &net.workers {
+        let s = worker.statistics();
+        assert_eq!((s.failed_checks, s.busy, s.bad_tags), (0, 0, 0), "{s:?}");
+    }
+    assert!(net.results().iter().all(|result| result[0].values == Values::F32(vec![8.0; 352 * 1000])));
+}
+
+/// r214: the sum is lost on its way up. Any touch sends it again.
+#[test]
+fn r214_a_lost_sum_goes_up_again() {
+    let mut net = Tree::new(shape(8), &two_racks(), FAIR, 4);
+    net.lose_upwards = 40;
+    contribute(&mut net, 4, Reduction::Sum);
+    assert_eq!(finish(&mut net), expected(shape(8), 4, Reduction::Sum));
+    assert_eq!(net.lose_upwards, 0);
+    let again = net.sites[1].counted(Counted::Lifted) + net.sites[2].counted(Counted::Lifted);
+    assert!(again >= 2 * net.sites[0].counted(Counted::Completions));
+}
+
+/// Shrink: a rank dies, and is expected no more, at the rack first or at the root first.
+#[test]
+fn a_dead_rank_is_left_out_at_both_levels_in_any_order() {
+    for (first, second) in [(1, 0), (0, 1)] {
+        for seed in 0..6 {
+            let mut net = Tree::new(shape(8), &two_racks(), Weather { loss: 0.05, jitter: 40, ..FAIR }, seed);
+            contribute(&mut net, seed, Reduction::Sum);
+            net.run(3_000_000, |net| net.workers[3].chunks().0 > 5);
+            net.silence(2);
+            let steps = net.steps;
+            net.run(5_000, |net| net.steps >= steps + 1_000);
+            for site in [first, second] {
+                let number = net.sites[site].number;
+                net.sites[site].memory.jobs[number].expected &= !(1 << 2);
+                let steps = net.steps;
+                net.run(5_000, |net| net.steps >= steps + 300);
+            }
+            net.run_until_events(2, 3_000_000);
+            let outputs = net.results();
+            let alive: Vec<_> = (0..8).filter(|rank| *rank != 2).map(|rank| &outputs[rank]).collect();
+            assert!(alive.iter().all(|output| *output == alive[0]), "ranks differ");
+        }
+    }
+}
+
+/// F16: only the root has a quorum. Every rank gets the same bits, whoever is in them.
+#[test]
+fn f16_a_quorum_at_the_root_decides_for_all() {
+    let mut left_out = 0;
+    for seed in 0..8 {
+        let plan = Plan { parents: vec![None, Some(0), Some(0)], homes: vec![1, 1, 1, 2, 2, 0] };
+        let mut net = Tree::new(shape(6), &plan, Weather { loss: 0.1, jitter: 300, ..FAIR }, seed);
+        let mode = Mode { quorum: 3, staleness: Staleness::Unbounded };
+        net.sites[0].memory.jobs[0].policy = Policy::settled(mode, 3);
+        contribute(&mut net, seed, Reduction::Sum);
+        net.run_until_events(2, 3_000_000);
+        left_out += net.workers.iter().map(|worker| worker.statistics().excluded).sum::<u64>();
+        let outputs = net.results();
+        assert!(outputs.iter().all(|output| output == &outputs[0]), "ranks differ");
+    }
+    assert!(left_out > 0, "nobody was ever left out");
+}
+
+/// Ranks of different racks that do different things are told, also those whose contribution their rack has taken.
+#[test]
+fn disagreement_between_racks_ends_the_operation() {
+    let mut net = Tree::new(
+        shape(4),
+        &Plan { parents: vec![None, Some(0), Some(0)], homes: vec![1, 1, 2, 2] },
+        FAIR,
+        9,
+    );
+    for (rank, worker) in net.workers.iter_mut().enumerate() {
+        let reduction = if rank < 2 { Reduction::Sum } else { Reduction::Max };
+        let values = Values::F32(vec![1.0; 700]);
+        worker.all_reduce(Time(net.now), reduction, vec![Tensor { name: "w".into(), values }]);
+    }
+    net.run_until_events(1, 1_000_000);
+    let is_told = |event: &Event| {
+        matches!(
+            event,
+            Event::Failed { error: OperationError::Aborted { reason: Refusal::Mismatch, .. }, .. }
+        )
+    };
+    let told = net.events.iter().filter(|events| events.iter().any(is_told)).count();
+    assert!(told >= 2, "{:?}", net.events);
+}
+
+/// r213: what a lower node tells its parent of acknowledgements is the lowest of its ranks, so that the parent keeps what a
+/// redo may need.
+#[test]
+fn r213_the_parent_hears_the_lowest_acknowledgement() {
+    for seed in 0..10 {
+        let mut net = Tree::new(shape(8), &two_racks(), Weather { loss: 0.2, jitter: 300, ..FAIR }, seed);
+        contribute(&mut net, seed, Reduction::Sum);
+        net.run(3_000_000, |net| {
+            let told = |rank: usize| net.sites[0].reached(rank).acked;
+            let has = |rank: usize| Seq(net.workers[rank].chunks().0 as u32);
+            for rank in 0..8 {
+                assert!(
+                    !has(rank).is_before(told(rank)),
+                    "rank {rank}: {:?} told, {:?} has",
+                    told(rank),
+                    has(rank)
+                );
+            }
+            net.events.iter().all(|events| events.len() >= 2)
+        });
+    }
+}
