@@ -10,6 +10,7 @@ use paatp_common::counter::{Counters, Event};
 use paatp_common::frame::{Frame, PLAIN_HEADER};
 use paatp_common::job::{JobEntry, RankEntry};
 use paatp_common::lanes::{self, SlotBlock, WireBlock};
+use paatp_common::levels::{Above, KeySum, Link, Vouching};
 use paatp_common::limits::{BLOCK_BYTES, LOCK_SPINS, MAX_RANKS};
 use paatp_common::mind::{blurred, opaque};
 use paatp_common::policy::Policy;
@@ -68,6 +69,41 @@ unsafe extern "C" fn visit(rank: u64, walk: *mut c_void) -> i64 {
     unsafe {
         let walk = walk.cast::<RankWalk>();
         (*walk).walk.visit(&*(*walk).progress, rank as usize) as i64
+    }
+}
+
+/// A walk over the ranks of a sum.
+struct SumWalk {
+    progress: *mut Progress,
+    /// The job's first place in the table of ranks.
+    first: u64,
+    vouching: Vouching,
+}
+
+/// One rank of such a walk.
+unsafe extern "C" fn vouch_for(turn: u64, walk: *mut c_void) -> i64 {
+    // SAFETY: `vouch` passes a `SumWalk` whose progress is an element of the table.
+    unsafe {
+        let SumWalk { progress, first, vouching } = &mut *walk.cast::<SumWalk>();
+        let Some(rank) = maps::RANKS.get((*first + turn) as u32) else { return 1 };
+        vouching.visit(turn, rank, &**progress) as i64
+    }
+}
+
+/// A walk over the ranks of a result.
+struct KeyWalk {
+    /// The job's first place in the table of ranks.
+    first: u64,
+    keys: KeySum,
+}
+
+/// One rank of such a walk.
+unsafe extern "C" fn add_key(turn: u64, walk: *mut c_void) -> i64 {
+    // SAFETY: `sum_keys` passes a `KeyWalk`.
+    unsafe {
+        let KeyWalk { first, keys } = &mut *walk.cast::<KeyWalk>();
+        let Some(rank) = maps::RANKS.get((*first + turn) as u32) else { return 1 };
+        keys.visit(rank) as i64
     }
 }
 
@@ -147,8 +183,13 @@ pub const FAST: bool = false;
 /// Adds one lane at a time, as [`lanes::add_naively`] does: what benchmarks compare with.
 pub const NAIVE: bool = true;
 
+/// Sums of lower nodes are not taken, and go nowhere.
+pub const FLAT: bool = false;
+/// They are, and do.
+pub const WITH_LEVELS: bool = true;
+
 /// The maps, with the payload of the packet in hand.
-pub struct Kernel<'a, const BLOCKS: usize, const SLOW: bool> {
+pub struct Kernel<'a, const BLOCKS: usize, const SLOW: bool, const LEVELS: bool> {
     /// The packet, with our header at [`PLAIN_HEADER`].
     pub ctx: &'a XdpContext,
     /// The node's slots.
@@ -159,7 +200,7 @@ pub struct Kernel<'a, const BLOCKS: usize, const SLOW: bool> {
     pub zero: u64,
 }
 
-impl<const BLOCKS: usize, const SLOW: bool> Kernel<'_, BLOCKS, SLOW> {
+impl<const BLOCKS: usize, const SLOW: bool, const LEVELS: bool> Kernel<'_, BLOCKS, SLOW, LEVELS> {
     /// Beginning of the payload, and end of the packet.
     #[inline(always)]
     fn payload(&self) -> (*mut u8, *mut u8) {
@@ -342,6 +383,25 @@ unsafe extern "C" fn subtract_block(_turn: u64, walk: *mut c_void) -> i64 {
     0
 }
 
+unsafe extern "C" fn lift_block(_turn: u64, walk: *mut c_void) -> i64 {
+    // SAFETY: as above.
+    let walk = unsafe { &mut *walk.cast::<BlockWalk>() };
+    let Some(payload) = walk.payload() else { return 1 };
+    // SAFETY: as above.
+    lanes::emit(payload, unsafe { walk.lanes() });
+    0
+}
+
+unsafe extern "C" fn replace_block(_turn: u64, walk: *mut c_void) -> i64 {
+    // SAFETY: as above.
+    let walk = unsafe { &mut *walk.cast::<BlockWalk>() };
+    let mut tag = walk.tag;
+    let Some(payload) = walk.payload() else { return 1 };
+    // SAFETY: as above.
+    lanes::store(unsafe { walk.lanes() }, payload, &mut tag);
+    0
+}
+
 unsafe extern "C" fn maximum_block(_turn: u64, walk: *mut c_void) -> i64 {
     // SAFETY: as above.
     let walk = unsafe { &mut *walk.cast::<BlockWalk>() };
@@ -353,9 +413,10 @@ unsafe extern "C" fn maximum_block(_turn: u64, walk: *mut c_void) -> i64 {
     0
 }
 
-impl<const BLOCKS: usize, const SLOW: bool> Machine for Kernel<'_, BLOCKS, SLOW> {
+impl<const BLOCKS: usize, const SLOW: bool, const LEVELS: bool> Machine for Kernel<'_, BLOCKS, SLOW, LEVELS> {
     type JobRef = Tables;
     type SlotRef = Place<BLOCKS>;
+    const LEVELS: bool = LEVELS;
 
     #[inline(always)]
     fn header(&mut self) -> &mut Header {
@@ -524,5 +585,49 @@ impl<const BLOCKS: usize, const SLOW: bool> Machine for Kernel<'_, BLOCKS, SLOW>
     #[inline(always)]
     fn emit(&mut self, slot: Self::SlotRef, blocks: u32) -> Option<()> {
         self.each(slot.0, blocks, &mut Emit)
+    }
+
+    #[inline(always)]
+    fn link(&self, number: u16) -> Option<&Link> {
+        maps::LINKS.get(u32::from(number))
+    }
+
+    #[inline(always)]
+    fn above(&self, number: u16) -> Option<&Above> {
+        maps::ABOVE.get(u32::from(number))
+    }
+
+    #[inline(always)]
+    fn rises(&self, job: Tables) -> bool {
+        // SAFETY: an element of the table; volatile, so that it is really read again.
+        unsafe { (&raw const (*job.job).rises).read_volatile() != 0 }
+    }
+
+    #[inline(always)]
+    fn sum_keys(&mut self, number: u16, keys: KeySum) -> KeySum {
+        let mut walk = KeyWalk { first: u64::from(number) * MAX_RANKS as u64, keys };
+        // SAFETY: `add_key` is of the shape that the helper calls, and `walk` lives longer than the call.
+        unsafe { bpf_loop(MAX_RANKS as u32, add_key as *mut c_void, (&raw mut walk).cast(), 0) };
+        walk.keys
+    }
+
+    #[inline(always)]
+    fn vouch(&mut self, job: Tables, number: u16, vouching: Vouching) -> Vouching {
+        let progress = job.progress.cast_mut();
+        let mut walk = SumWalk { progress, first: u64::from(number) * MAX_RANKS as u64, vouching };
+        // SAFETY: `vouch_for` is of the shape that the helper calls, and `walk` lives longer than the call.
+        unsafe { bpf_loop(MAX_RANKS as u32, vouch_for as *mut c_void, (&raw mut walk).cast(), 0) };
+        forget_pointer(&mut walk.progress);
+        walk.vouching
+    }
+
+    #[inline(always)]
+    fn lift(&mut self, slot: Self::SlotRef, blocks: u32) -> Option<()> {
+        self.walk(slot.0, blocks, lift_block).map(|_| ())
+    }
+
+    #[inline(always)]
+    fn replace(&mut self, slot: Self::SlotRef, blocks: u32) -> Option<()> {
+        self.walk(slot.0, blocks, replace_block).map(|_| ())
     }
 }

@@ -18,18 +18,19 @@ pub mod maps;
 use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS, XDP_TX};
 use aya_ebpf::helpers::generated::{bpf_xdp_adjust_head, bpf_xdp_adjust_tail, bpf_xdp_get_buff_len};
 use aya_ebpf::programs::XdpContext;
-use paatp_common::aggregate::{self, Outcome};
+use paatp_common::aggregate::{self, Arrival, Outcome};
 use paatp_common::counter::{Counters, Event};
 use paatp_common::frame::{self, Frame, Layout, Parsed};
 use paatp_common::job::Node;
-
+use paatp_common::levels::Way;
+use paatp_common::limits::MAX_RANKS;
 use paatp_common::mind::blurred;
 
 use kernel::{Kernel, SlotTable};
 
 /// One frame through the aggregator. Returns the XDP verdict.
 #[inline(always)]
-pub fn serve<const BLOCKS: usize, const SLOW: bool>(
+pub fn serve<const BLOCKS: usize, const SLOW: bool, const LEVELS: bool>(
     ctx: &XdpContext,
     slots: &'static SlotTable<BLOCKS>,
 ) -> u32 {
@@ -64,9 +65,10 @@ pub fn serve<const BLOCKS: usize, const SLOW: bool>(
     if excess != 0 && !move_head(ctx, excess as i32) {
         return XDP_DROP;
     }
-    let mut kernel = Kernel::<BLOCKS, SLOW> { ctx, slots, counters, zero };
-    let Outcome::Answer { payload } = aggregate::handle(&mut kernel, arrival) else {
-        return XDP_DROP;
+    let mut kernel = Kernel::<BLOCKS, SLOW, LEVELS> { ctx, slots, counters, zero };
+    let outcome = aggregate::handle(&mut kernel, arrival);
+    let Outcome::Answer { payload } = outcome else {
+        return if LEVELS { relay(ctx, outcome, layout, arrival, zero) } else { XDP_DROP };
     };
     let excess = blurred(excess, zero);
     if excess != 0 && !move_head(ctx, -(excess as i32)) {
@@ -78,6 +80,55 @@ pub fn serve<const BLOCKS: usize, const SLOW: bool>(
         is_v6: blurred(layout.is_v6 as u64, zero) != 0,
     };
     if frame::turn_round(&mut frame_of(ctx), layout, kept).is_none() {
+        return XDP_DROP;
+    }
+    let cut = kept as i32 - arrival.payload_bytes as i32;
+    // SAFETY: a helper on our own context; packet pointers are not used afterwards.
+    if cut != 0 && unsafe { bpf_xdp_adjust_tail(ctx.ctx, cut) } != 0 {
+        return XDP_DROP;
+    }
+    XDP_TX
+}
+
+/// Sends a request up to its job's parent, or an answer of that down to its rank. Returns the XDP verdict.
+#[inline(always)]
+fn relay(ctx: &XdpContext, outcome: Outcome, layout: Layout, arrival: Arrival, zero: u64) -> u32 {
+    let (relay, is_up) = match outcome {
+        Outcome::Up(relay) => (relay, true),
+        Outcome::Down(relay) => (relay, false),
+        Outcome::Drop(_) | Outcome::Answer { .. } => return XDP_DROP,
+    };
+    let (number, is_up) = (relay.number(), blurred(is_up as u64, zero) != 0);
+    let excess = blurred(layout.excess() as u64, zero);
+    if excess != 0 && !move_head(ctx, -(excess as i32)) {
+        return XDP_DROP;
+    }
+    let layout = Layout {
+        tags: blurred(layout.tags as u64, zero) as u8,
+        is_v6: blurred(layout.is_v6 as u64, zero) != 0,
+    };
+    let rank = blurred(relay.rank() as u64, zero);
+    let Some(above) = maps::ABOVE.get(number as u32) else { return XDP_DROP };
+    let (way, address) = if is_up {
+        let (Some(link), Some(back)) =
+            (maps::LINKS.get(number as u32), frame::way_back(&frame_of(ctx), layout))
+        else {
+            return XDP_DROP;
+        };
+        above.remember(rank as usize, back);
+        (Way::new(link.mac, relay.port()), &link.parent)
+    } else {
+        let place = number as u64 * MAX_RANKS as u64 + (rank & (MAX_RANKS as u64 - 1));
+        let Some(member) = maps::RANKS.get(place as u32) else { return XDP_DROP };
+        let way = above.way(rank as usize);
+        if !way.is_known() {
+            return XDP_DROP;
+        }
+        (way, &member.address)
+    };
+    let kept = if is_up && !relay.has_payload() { 0 } else { arrival.payload_bytes };
+    let kept = blurred(kept as u64, zero) as u32;
+    if frame::send_on(&mut frame_of(ctx), layout, kept, way, address).is_none() {
         return XDP_DROP;
     }
     let cut = kept as i32 - arrival.payload_bytes as i32;

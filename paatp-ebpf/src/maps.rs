@@ -4,6 +4,7 @@ use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, PerCpuArray};
 use paatp_common::counter::Counters;
 use paatp_common::job::{JobEntry, Node, RankEntry};
+use paatp_common::levels::{Above, Link};
 use paatp_common::limits::{MAX_JOBS, MAX_RANKS};
 use paatp_common::progress::Progress;
 
@@ -25,6 +26,14 @@ pub static RANKS: Array<RankEntry> = Array::with_max_entries((MAX_JOBS * MAX_RAN
 /// Progress of jobs, by number.
 #[map]
 pub static PROGRESS: Array<Progress> = Array::with_max_entries(MAX_JOBS as u32, MMAPABLE);
+
+/// Where the sums of jobs go, by number.
+#[map]
+pub static LINKS: Array<Link> = Array::with_max_entries(MAX_JOBS as u32, MMAPABLE);
+
+/// What parents told of jobs, by number, and the ways to their ranks.
+#[map]
+pub static ABOVE: Array<Above> = Array::with_max_entries(MAX_JOBS as u32, MMAPABLE);
 
 /// What happened, by CPU.
 #[map]

@@ -273,6 +273,10 @@ pub struct Run {
     /// that a job given here has].
     #[arg(long, value_name = "N")]
     pub node_lanes: Option<u32>,
+    /// Take sums of aggregators below this one, and let jobs send their sums to one above (`paatp job create --parent`).
+    /// Jobs of --config that have a parent imply it.
+    #[arg(long, env = "PAATP_LEVELS", hide_env_values = true, value_parser = clap::builder::FalseyValueParser::new())]
+    pub levels: bool,
     /// Longest time to wait, after SIGTERM or SIGINT, for the jobs that run: 5s, 500ms, 2m; 0 detaches at once.
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = signals::patience)]
     pub drain_timeout: Duration,

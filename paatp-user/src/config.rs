@@ -2,7 +2,9 @@
 //! is loaded. A job that comes over the control API has the same shape and passes the same checks.
 
 mod file;
+mod ranks;
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use paatp_common::limits::{
@@ -14,9 +16,12 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use utoipa::ToSchema;
 
+use crate::control::DEFAULT_PORT;
+use crate::control::listen::parse_address;
 use crate::engine::DEFAULT_BPFFS;
 
 pub use file::{Entry, File, nearest, read};
+pub use ranks::RankRange;
 
 /// Lanes of a chunk unless told otherwise: the most that fit an MTU of 1500 bytes over IPv4.
 pub const DEFAULT_LANES: u16 = (STANDARD_BLOCKS * LANES_PER_BLOCK) as u16;
@@ -108,6 +113,14 @@ pub struct JobConfig {
     /// Where its slots come from.
     #[serde(default)]
     pub memory: MemoryKind,
+    /// Aggregator that the sums of this one's ranks go to, `ADDRESS` or `ADDRESS:PORT`. It has a job of this name with the
+    /// same ranks, lanes, slots and window.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<String>,
+    /// With a parent: the ranks that join here, `FIRST-LAST`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, pattern = "^[0-9]{1,2}-[0-9]{1,2}$")]
+    pub ranks: Option<RankRange>,
 }
 
 impl JobConfig {
@@ -125,7 +138,15 @@ impl JobConfig {
             timeout_seconds: None,
             on_failure: FailurePolicy::Abort,
             memory: MemoryKind::Reserved,
+            parent: None,
+            ranks: None,
         }
+    }
+
+    /// The control address of its parent, if it has one that can be read.
+    #[must_use]
+    pub fn parent_address(&self) -> Option<SocketAddr> {
+        self.parent.as_deref().and_then(|parent| parse_address(parent, DEFAULT_PORT).ok())
     }
 
     /// Slots that belong to it alone: of a job in the pool the one for the chunk that everybody waits for.
@@ -185,6 +206,8 @@ pub struct NodeConfig {
     pub runtime_dir: Option<PathBuf>,
     /// Leave program and tables in force at the end.
     pub keep_attached: bool,
+    /// Take sums of lower nodes, and let jobs have parents.
+    pub levels: bool,
 }
 
 /// Says that nothing is to be pinned.
@@ -387,6 +410,7 @@ pub struct Jobs {
     slots: u64,
     pool_slots: u32,
     pool_places: Option<u8>,
+    levels: bool,
 }
 
 impl Jobs {
@@ -445,7 +469,8 @@ impl Jobs {
         if memory.is_some_and(|memory| memory > 0 && needed * size.bytes() as u64 > memory) {
             return Err(ConfigError::Budget { slots: needed, slot_bytes: size.bytes(), memory: bytes });
         }
-        let jobs = Jobs { list, size, slots, pool_slots, pool_places: node.pool_places };
+        let levels = node.levels || list.iter().any(|job| job.parent.is_some());
+        let jobs = Jobs { list, size, slots, pool_slots, pool_places: node.pool_places, levels };
         if jobs.slot_memory() > MAX_SLOT_MEMORY {
             return Err(ConfigError::Memory {
                 slots,
@@ -470,6 +495,12 @@ impl Jobs {
     #[must_use]
     pub fn list(&self) -> &[JobConfig] {
         &self.list
+    }
+
+    /// Sums of lower nodes are taken, and jobs may have parents.
+    #[must_use]
+    pub const fn levels(&self) -> bool {
+        self.levels
     }
 
     /// The slot size that holds the largest chunk.
@@ -576,8 +607,47 @@ fn check(job: &JobConfig) -> Result<(), ConfigError> {
             quorum.to_string(),
             format!("1 to {} ranks are; leave it out for all ranks", job.world),
         ),
-        _ => Ok(()),
+        _ => check_parent(job, refuse),
     }
+}
+
+/// A job that goes up: what the root decides must not be decided here as well.
+fn check_parent(
+    job: &JobConfig,
+    refuse: impl Fn(&'static str, String, String) -> Result<(), ConfigError>,
+) -> Result<(), ConfigError> {
+    let (parent, ranks) = match (&job.parent, job.ranks) {
+        (None, None) => return Ok(()),
+        (Some(parent), Some(ranks)) => (parent, ranks),
+        (None, Some(ranks)) => {
+            let allowed = "it belongs to a job with a parent, whose other ranks join elsewhere".into();
+            return refuse("ranks", ranks.to_string(), allowed);
+        }
+        (Some(parent), None) => {
+            let allowed = "say as well which ranks join here (ranks = \"0-3\")".into();
+            return refuse("parent", parent.clone(), allowed);
+        }
+    };
+    if job.parent_address().is_none() {
+        let allowed = "an IP address of another aggregator is, with or without a port".into();
+        return refuse("parent", parent.clone(), allowed);
+    }
+    if u32::from(ranks.last()) >= job.world {
+        return refuse("ranks", ranks.to_string(), format!("ranks up to {} are", job.world - 1));
+    }
+    if job.memory == MemoryKind::Shared {
+        let allowed = "a job with a parent needs a ring of its own (leave `memory` out)".into();
+        return refuse("memory", "shared".into(), allowed);
+    }
+    if let Some(quorum) = job.quorum {
+        let allowed = "the root decides how many ranks are enough; leave it out here".into();
+        return refuse("quorum", quorum.to_string(), allowed);
+    }
+    if let Some(seconds) = job.timeout_seconds {
+        let allowed = "the root decides who holds the others up; leave it out here".into();
+        return refuse("timeout_seconds", seconds.to_string(), allowed);
+    }
+    Ok(())
 }
 
 /// A job may be called so.

@@ -118,6 +118,7 @@ pub fn plan(args: &Run, file: &File) -> Result<Plan, DaemonError> {
         state_dir: args.state_dir.clone(),
         runtime_dir: args.runtime_dir.clone(),
         keep_attached: args.keep_attached,
+        levels: args.levels,
     };
     let mut list = file.jobs.clone();
     list.extend(args.job());
@@ -194,6 +195,7 @@ async fn serve(args: &Run, plan: &Plan, object: &[u8]) -> Result<(), DaemonError
         mode: args.xdp_mode,
         port_base: args.port,
         ports: args.ports,
+        levels: jobs.levels(),
     };
     let pinning = restart::pinning(&plan.node, &args.iface)?;
     let mut engine = Aggregator::start(object, &options, jobs, pinning)?;

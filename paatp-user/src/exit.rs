@@ -101,6 +101,8 @@ impl Exit {
             | EngineError::Cost(_)
             | EngineError::Descriptor { .. }
             | EngineError::Map { .. }
+            | EngineError::NumberTaken
+            | EngineError::OtherWay { .. }
             | EngineError::Gone(_)
             | EngineError::TakenOff(_) => Exit::Failure,
         }

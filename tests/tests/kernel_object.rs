@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use aya::maps::{Map, MapType};
 use paatp_common::counter::Counters;
 use paatp_common::job::{JobEntry, Node, RankEntry};
+use paatp_common::levels::{Above, Link};
 use paatp_common::limits::{MAX_JOBS, MAX_RANKS};
 use paatp_common::progress::Progress;
 use paatp_tests::require_bpf;
@@ -339,7 +340,7 @@ fn programs_are_there_by_name() {
     let xdp = elf.sections.iter().position(|section| section.name == "xdp").unwrap();
     let programs: BTreeSet<_> =
         elf.functions().filter(|(_, symbol)| symbol.section == xdp).map(|(_, s)| s.name.as_str()).collect();
-    assert_eq!(programs, BTreeSet::from(["aggregate", "aggregate_wide", "pass"]));
+    assert_eq!(programs, BTreeSet::from(["aggregate", "aggregate_wide", "levels", "levels_wide", "pass"]));
 }
 
 #[test]
@@ -358,6 +359,8 @@ fn maps_are_as_agreed() {
             ("JOBS", array(size_of::<JobEntry>(), MAX_JOBS)),
             ("RANKS", array(size_of::<RankEntry>(), MAX_JOBS * MAX_RANKS)),
             ("PROGRESS", array(size_of::<Progress>(), MAX_JOBS)),
+            ("LINKS", array(size_of::<Link>(), MAX_JOBS)),
+            ("ABOVE", array(size_of::<Above>(), MAX_JOBS)),
             ("SLOTS", array(64 + 11 * 128, standard)),
             ("WIDE_SLOTS", array(64 + 26 * 128, wide)),
             ("COUNTERS", (MapType::PerCpuArray, size_of::<Counters>() as u32, 1, 0)),

@@ -19,7 +19,7 @@ use aya_ebpf::programs::XdpContext;
 use paatp_common::frame::Frame;
 use paatp_common::limits::{STANDARD_BLOCKS, WIDE_BLOCKS};
 use paatp_common::mind::{blurred, opaque};
-use paatp_ebpf::kernel::{FAST, NAIVE, SlotTable};
+use paatp_ebpf::kernel::{FAST, FLAT, NAIVE, SlotTable};
 use paatp_ebpf::maps::MMAPABLE;
 
 #[map]
@@ -95,7 +95,7 @@ pub fn feed_only(ctx: XdpContext) -> u32 {
 #[inline(always)]
 pub fn feed_aggregate(ctx: XdpContext) -> u32 {
     match feed::next(&ctx) {
-        Some(()) => paatp_ebpf::serve::<STANDARD_BLOCKS, FAST>(&ctx, &SLOTS),
+        Some(()) => paatp_ebpf::serve::<STANDARD_BLOCKS, FAST, FLAT>(&ctx, &SLOTS),
         None => XDP_DROP,
     }
 }
@@ -105,7 +105,7 @@ pub fn feed_aggregate(ctx: XdpContext) -> u32 {
 #[inline(always)]
 pub fn feed_aggregate_wide(ctx: XdpContext) -> u32 {
     match feed::next(&ctx) {
-        Some(()) => paatp_ebpf::serve::<WIDE_BLOCKS, FAST>(&ctx, &WIDE_SLOTS),
+        Some(()) => paatp_ebpf::serve::<WIDE_BLOCKS, FAST, FLAT>(&ctx, &WIDE_SLOTS),
         None => XDP_DROP,
     }
 }
@@ -115,7 +115,7 @@ pub fn feed_aggregate_wide(ctx: XdpContext) -> u32 {
 #[inline(always)]
 pub fn feed_naive(ctx: XdpContext) -> u32 {
     match feed::next(&ctx) {
-        Some(()) => paatp_ebpf::serve::<STANDARD_BLOCKS, NAIVE>(&ctx, &SLOTS),
+        Some(()) => paatp_ebpf::serve::<STANDARD_BLOCKS, NAIVE, FLAT>(&ctx, &SLOTS),
         None => XDP_DROP,
     }
 }
@@ -124,7 +124,7 @@ pub fn feed_naive(ctx: XdpContext) -> u32 {
 #[xdp]
 #[inline(always)]
 pub fn aggregate(ctx: XdpContext) -> u32 {
-    paatp_ebpf::serve::<STANDARD_BLOCKS, FAST>(&ctx, &SLOTS)
+    paatp_ebpf::serve::<STANDARD_BLOCKS, FAST, FLAT>(&ctx, &SLOTS)
 }
 
 /// Not every licence string lets a program use every helper.

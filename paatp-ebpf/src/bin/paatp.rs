@@ -9,7 +9,7 @@ use aya_ebpf::maps::Array;
 use aya_ebpf::programs::XdpContext;
 use paatp_common::layout::LAYOUT;
 use paatp_common::limits::{STANDARD_BLOCKS, WIDE_BLOCKS};
-use paatp_ebpf::kernel::{FAST, SlotTable};
+use paatp_ebpf::kernel::{FAST, FLAT, SlotTable, WITH_LEVELS};
 use paatp_ebpf::maps::MMAPABLE;
 
 #[map]
@@ -22,14 +22,28 @@ static WIDE_SLOTS: SlotTable<WIDE_BLOCKS> = Array::with_max_entries(1, MMAPABLE)
 #[xdp]
 #[inline(always)]
 pub fn aggregate(ctx: XdpContext) -> u32 {
-    paatp_ebpf::serve::<STANDARD_BLOCKS, FAST>(&ctx, &SLOTS)
+    paatp_ebpf::serve::<STANDARD_BLOCKS, FAST, FLAT>(&ctx, &SLOTS)
 }
 
 /// The aggregator for payloads of up to 832 lanes (MTU 3440).
 #[xdp]
 #[inline(always)]
 pub fn aggregate_wide(ctx: XdpContext) -> u32 {
-    paatp_ebpf::serve::<WIDE_BLOCKS, FAST>(&ctx, &WIDE_SLOTS)
+    paatp_ebpf::serve::<WIDE_BLOCKS, FAST, FLAT>(&ctx, &WIDE_SLOTS)
+}
+
+/// The aggregator of a node with levels (docs/protocol.md), for payloads of up to 352 lanes.
+#[xdp]
+#[inline(always)]
+pub fn levels(ctx: XdpContext) -> u32 {
+    paatp_ebpf::serve::<STANDARD_BLOCKS, FAST, WITH_LEVELS>(&ctx, &SLOTS)
+}
+
+/// The same for payloads of up to 832 lanes.
+#[xdp]
+#[inline(always)]
+pub fn levels_wide(ctx: XdpContext) -> u32 {
+    paatp_ebpf::serve::<WIDE_BLOCKS, FAST, WITH_LEVELS>(&ctx, &WIDE_SLOTS)
 }
 
 /// Does nothing. veth hands on what its peer sends with `XDP_TX` only where a native program runs.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 
-use crate::config::{Access, DEFAULT_LANES, DEFAULT_SLOTS, DEFAULT_WINDOW, FailurePolicy};
+use crate::config::{Access, DEFAULT_LANES, DEFAULT_SLOTS, DEFAULT_WINDOW, FailurePolicy, RankRange};
 use crate::duration;
 
 use super::Credentials;
@@ -109,6 +109,13 @@ pub struct JobCreate {
     /// What to do about them.
     #[arg(long, value_enum, default_value = "abort", value_name = "WHAT")]
     pub on_failure: PolicyName,
+    /// Send the sums of this aggregator's ranks to the aggregator at this address, which has a job of the same name, world,
+    /// lanes, slots and window, and makes the results.
+    #[arg(long, value_name = "ADDR[:PORT]", requires = "ranks", conflicts_with_all = ["shared", "quorum", "timeout"])]
+    pub parent: Option<String>,
+    /// With --parent: the ranks that join at this aggregator, for example 0-3.
+    #[arg(long, value_name = "FIRST-LAST", requires = "parent")]
+    pub ranks: Option<RankRange>,
 }
 
 /// `paatp job sync`

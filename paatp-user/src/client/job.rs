@@ -173,6 +173,8 @@ impl Api {
             timeout_seconds: create.timeout.map(|timeout| timeout.as_secs_f64()),
             on_failure: create.on_failure.policy(),
             memory: if create.shared { MemoryKind::Shared } else { MemoryKind::Reserved },
+            parent: create.parent.clone(),
+            ranks: create.ranks,
             ..JobConfig::new(&create.name, create.world)
         };
         let body = self.ask(Method::POST, "/v1/jobs", Some(&config))?;
@@ -320,6 +322,8 @@ fn details_in_words(details: &JobDetails) -> String {
         ["lanes".into(), job.lanes.to_string()],
         ["window".into(), job.window.to_string()],
         ["slots".into(), format!("{} ({}), in use: {used}", job.slots, mebibytes(job.slot_bytes))],
+        ["parent".into(), job.parent.clone().unwrap_or_else(|| "-".into())],
+        ["ranks here".into(), job.ranks_here.map_or("all".into(), |ranks| ranks.to_string())],
         ["pool places".into(), job.places.map_or("-".into(), |places| places.to_string())],
     ];
     let mut text = columns(["", ""], &facts).trim_start().to_owned();

@@ -11,6 +11,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Json, Response};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
+use paatp_common::limits::MAX_RANKS;
 use paatp_transport::words::{Ranks, Span};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -380,6 +381,13 @@ async fn join(
     // Again: the sender chose how long its body took, and the job may be another one by now.
     control.authorize(&caller, Right::Join(&name))?;
     let (mut wait, mut answer, deadline) = control.enter(&name, &request, caller.peer, entropy()?)?;
+    // The other ranks of a lower node are granted the same, and wait as long as this does.
+    let others = request.below.iter().flatten().take(MAX_RANKS);
+    let others = others.map(|rank| {
+        let other = JoinRequest { rank: *rank, below: Some(Vec::new()), ..request.clone() };
+        control.enter(&name, &other, caller.peer, entropy()?)
+    });
+    let _others: Vec<_> = others.collect::<Result<_, _>>()?;
     let waited = match deadline {
         Some(deadline) => tokio::time::timeout_at(deadline.into(), &mut answer).await,
         // The generation was formed at once, so the answer is there.

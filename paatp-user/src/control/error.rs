@@ -1,13 +1,13 @@
 //! Every way in which the control server says no: one code each, which never changes its meaning.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use axum::http::StatusCode;
 use paatp_common::limits::{MAX_JOBS, MAX_RANKS};
 use paatp_transport::words::Ranks;
 use thiserror::Error;
 
-use crate::config::ConfigError;
+use crate::config::{ConfigError, RankRange};
 
 use super::MAX_WAIT_SECONDS;
 use super::protocol::PROTOCOL;
@@ -87,6 +87,10 @@ codes! {
     DRAINING = "draining", CONFLICT;
     /// The worker expects another number of ranks.
     WORLD_MISMATCH = "world_mismatch", CONFLICT;
+    /// The rank joins at another node.
+    RANK_ELSEWHERE = "rank_elsewhere", CONFLICT;
+    /// The node takes no sums of lower nodes.
+    NO_LEVELS = "no_levels", CONFLICT;
     /// The rank waits already, from another address.
     RANK_TAKEN = "rank_taken", CONFLICT;
     /// The rank reduces something else than the others.
@@ -113,6 +117,8 @@ codes! {
     TABLES = "tables", INTERNAL_SERVER_ERROR;
     /// The kernel gave no randomness.
     RANDOMNESS = "randomness", INTERNAL_SERVER_ERROR;
+    /// The job's parent does not answer, or refuses.
+    PARENT = "parent", BAD_GATEWAY;
     /// The aggregator is stopping.
     STOPPING = "stopping", SERVICE_UNAVAILABLE;
     /// Too many connections.
@@ -255,6 +261,36 @@ pub enum ControlError {
         /// The job's.
         ours: u8,
     },
+    /// [`Code::RANK_ELSEWHERE`]
+    #[error(
+        "rank {rank} of job `{job}` does not join here, but ranks {here} do; see at which aggregator it does"
+    )]
+    RankElsewhere {
+        /// The job.
+        job: String,
+        /// The rank.
+        rank: u32,
+        /// Those that do.
+        here: RankRange,
+    },
+    /// [`Code::NO_LEVELS`]
+    #[error("job `{job}` {why}")]
+    NoLevels {
+        /// The job.
+        job: String,
+        /// What it cannot do, and what to do about it.
+        why: &'static str,
+    },
+    /// [`Code::PARENT`]
+    #[error("job `{job}`: its parent {parent} {why}")]
+    Parent {
+        /// The job.
+        job: String,
+        /// Where the parent is.
+        parent: SocketAddr,
+        /// What is wrong with it.
+        why: String,
+    },
     /// [`Code::RANK_TAKEN`]
     #[error("rank {rank} of job `{job}` waits already from {holder}; give each worker a rank of its own")]
     RankTaken {
@@ -366,6 +402,9 @@ impl ControlError {
             ControlError::TooLong { .. } => Code::TOO_LONG,
             ControlError::Draining => Code::DRAINING,
             ControlError::WorldMismatch { .. } => Code::WORLD_MISMATCH,
+            ControlError::RankElsewhere { .. } => Code::RANK_ELSEWHERE,
+            ControlError::NoLevels { .. } => Code::NO_LEVELS,
+            ControlError::Parent { .. } => Code::PARENT,
             ControlError::RankTaken { .. } => Code::RANK_TAKEN,
             ControlError::LayoutMismatch { .. } => Code::LAYOUT_MISMATCH,
             ControlError::Replaced(_) => Code::REPLACED,

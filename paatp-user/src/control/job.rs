@@ -1,7 +1,7 @@
 //! One job: who waits, who is a member, what the data plane is to know.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use paatp_common::job::{JobEntry, QUORUM_ALL, RankEntry};
@@ -9,16 +9,19 @@ use paatp_common::policy::{MAX_STALENESS, Mode, Policy};
 use paatp_common::seq::Seq;
 use paatp_common::tag::rank_key;
 
-use crate::config::{Access, FailurePolicy, JobConfig, MemoryKind};
+use crate::config::{Access, FailurePolicy, JobConfig, MemoryKind, RankRange};
 use crate::engine::ProgressSnapshot;
 
 use super::MAX_WAIT_SECONDS;
 use super::error::ControlError;
-use super::membership::{Formation, JobFacts, Limits, WaiterId, table_address};
+use super::membership::{Ascent, Formation, JobFacts, Limits, WaiterId, table_address};
 use super::memory::Memory;
 use super::protocol::{Grant, JobState, JobStatus, JoinRequest, PROTOCOL, Sync, SyncChange};
 use super::token::Secret;
 use super::watch::{Terms, Watch};
+
+/// Address of ranks that join at another node.
+pub(super) const ELSEWHERE: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
 
 /// A complete generation, as remembered.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,7 +64,17 @@ pub(super) struct Job {
     pub(super) timeout: Option<Duration>,
     pub(super) policy: FailurePolicy,
     pub(super) lost: Vec<u8>,
+    pub(super) parent: Option<Parent>,
     watch: Watch,
+}
+
+/// Where a job's sums go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parent {
+    /// Control address of the aggregator there.
+    pub address: SocketAddr,
+    /// The ranks that join here.
+    pub ranks: RankRange,
 }
 
 /// Ranks that held the others up, and what is to be written because of them.
@@ -104,6 +117,7 @@ impl Job {
             window: config.window as u16,
             world: config.world as u8,
             policy: Policy::settled(Mode { quorum, ..Mode::BSP }, 0),
+            rises: u8::from(config.parent.is_some()),
             ..JobEntry::default()
         };
         Job {
@@ -119,12 +133,27 @@ impl Job {
             timeout: config.timeout_seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()),
             policy: config.on_failure,
             lost: Vec::new(),
+            parent: config
+                .parent_address()
+                .zip(config.ranks)
+                .map(|(address, ranks)| Parent { address, ranks }),
             watch: Watch::default(),
         }
     }
 
     pub(super) fn missing(&self) -> Vec<u8> {
-        (0..self.entry.world).filter(|rank| !self.waiting.contains_key(rank)).collect()
+        let here = self.here();
+        (0..self.entry.world)
+            .filter(|rank| here >> rank & 1 == 1 && !self.waiting.contains_key(rank))
+            .collect()
+    }
+
+    /// A bit for each rank that joins at this node.
+    pub(super) fn here(&self) -> u64 {
+        match &self.parent {
+            Some(parent) => parent.ranks.bits(),
+            None => u64::MAX >> (64 - u32::from(self.entry.world)),
+        }
     }
 
     /// A rank of this job.
@@ -151,6 +180,24 @@ impl Job {
             return Err(ControlError::WorldMismatch { job: job(), rank, theirs, ours });
         }
         let rank = self.rank(request.rank)?;
+        if let Some(parent) = self.parent {
+            if self.here() >> rank & 1 == 0 {
+                return Err(ControlError::RankElsewhere {
+                    job: job(),
+                    rank: request.rank,
+                    here: parent.ranks,
+                });
+            }
+            if address.is_ipv4() != parent.address.is_ipv4() {
+                // Frames are sent on, not translated.
+                let why = "goes on over one version of IP: let the ranks join at this node's address of the same version as its parent's";
+                return Err(ControlError::NoLevels { job: job(), why });
+            }
+        }
+        if request.below.is_some() && self.policy == FailurePolicy::Shrink {
+            let why = "has lower nodes, and cannot shrink: create it with on_failure = \"abort\"";
+            return Err(ControlError::NoLevels { job: job(), why });
+        }
         if !(0.0..=MAX_WAIT_SECONDS).contains(&request.wait_seconds) {
             return Err(ControlError::BadWait);
         }
@@ -173,15 +220,20 @@ impl Job {
     pub(super) fn form(&mut self, limits: &Limits, generation: u32, nonce: u64) -> Formation {
         let world = self.entry.world;
         let waiting = std::mem::take(&mut self.waiting);
+        let ids = waiting.values().map(|waiter| waiter.id).collect();
         self.entry.generation = generation;
         self.entry.granted = 0;
         self.entry.policy = self.entry.policy.when_over();
-        self.entry.expected = u64::MAX >> (64 - u32::from(world));
+        self.entry.expected = self.here();
         self.watch = Watch::default();
         self.lost.clear();
-        let ranks = waiting.iter().map(|(rank, waiter)| RankEntry {
-            address: table_address(waiter.address),
-            key: rank_key(nonce, *rank),
+        // Ranks of other nodes have an address that no packet comes from, and are not expected; but results hold their salts.
+        let address = |rank: u8| waiting.get(&rank).map_or(ELSEWHERE, |waiter| waiter.address);
+        let attempts = (0..world).map(|rank| waiting.get(&rank).and_then(|waiter| waiter.attempt)).collect();
+        let addresses: Vec<IpAddr> = (0..world).map(address).collect();
+        let ranks = (0u8..).zip(&addresses).map(|(rank, address)| RankEntry {
+            address: table_address(*address),
+            key: rank_key(nonce, rank),
             ..RankEntry::default()
         });
         let formation = Formation {
@@ -189,14 +241,27 @@ impl Job {
             number: self.number,
             entry: self.entry,
             ranks: ranks.collect(),
-            waiters: waiting.values().map(|waiter| waiter.id).collect(),
+            waiters: ids,
             grant: self.grant(limits, generation, nonce),
+            uplink: None,
         };
-        let addresses = waiting.values().map(|waiter| waiter.address).collect();
-        let attempts = waiting.values().map(|waiter| waiter.attempt).collect();
         self.previous = self.running.take();
         self.running = Some(Generation { number: generation, addresses, left: 0, nonce, attempts });
         formation
+    }
+
+    /// All ranks of this node wait: what its parent is to be asked. `last` is the wait that made them complete.
+    pub(super) fn ascent(&self, now: Instant, last: WaiterId, parent: Parent) -> Ascent {
+        let left = |waiter: &Waiter| waiter.deadline.saturating_duration_since(now);
+        Ascent {
+            name: self.name.clone(),
+            number: self.number,
+            last,
+            parent,
+            world: self.entry.world,
+            wait: self.waiting.values().map(left).max().unwrap_or_default(),
+            layout: self.waiting.values().find_map(|waiter| waiter.layout.clone()),
+        }
     }
 
     /// What members of a generation need to know.
@@ -282,6 +347,10 @@ impl Job {
     /// data plane meets it; `min_ack` is up to where all its ranks have the results, or less.
     pub(super) fn plan_sync(&self, sync: Sync, min_ack: Option<u32>) -> Result<Policy, ControlError> {
         let world = self.entry.world;
+        if self.parent.is_some() {
+            let why = "has a parent, and the root's synchronisation: change it there";
+            return Err(ControlError::NoLevels { job: self.name.clone(), why });
+        }
         let Some(mode) = sync.mode(world) else {
             let job = &self.name;
             let allowed =
@@ -351,6 +420,8 @@ impl Job {
             generation: self.running.as_ref().map(|running| running.number),
             waiting_ranks: self.waiting.keys().copied().collect(),
             missing_ranks,
+            parent: self.parent.map(|parent| parent.address.to_string()),
+            ranks_here: self.parent.map(|parent| parent.ranks),
             left_ranks: (0..self.entry.world).filter(|rank| left >> rank & 1 == 1).collect(),
             lost_ranks: self.lost.clone(),
         }

@@ -12,6 +12,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use paatp_common::job::{Address, JobEntry, RankEntry, mapped};
+use paatp_common::levels::Link;
 use paatp_common::limits::MAX_JOBS;
 use paatp_common::policy::Policy;
 use paatp_common::pool::K_MAX;
@@ -21,7 +22,7 @@ use crate::engine::ProgressSnapshot;
 
 use super::error::ControlError;
 use super::generation::Generations;
-pub use super::job::{Generation, Loss};
+pub use super::job::{Generation, Loss, Parent};
 use super::job::{Job, Waiter};
 use super::memory::{Memory, NoRoom, SlotTable};
 use super::protocol::{Grant, JobStatus, JoinRequest, LeaveRequest, NodeStatus, PROTOCOL, Sync};
@@ -30,6 +31,10 @@ use super::token::Secret;
 /// How long a deleted job's number and slots stay taken. Its workers ask at least four times a second and learn by an
 /// answer that it is over; a number that is taken by another job answers with silence.
 pub const CLOSING_TIME: Duration = Duration::from_secs(2);
+
+/// Why a node without levels takes no part in them.
+const NO_LEVELS: &str =
+    "is on several levels, and this aggregator was not started for that: start it with --levels";
 
 /// Names one rank's wait, so that its end cannot be mistaken for that of a later one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,6 +58,36 @@ pub struct Joined {
     pub replaced: Option<WaiterId>,
     /// The generation that this join completed; then every waiter is to be answered.
     pub formation: Option<Formation>,
+    /// All ranks of this node wait: it is to join the job's parent for them.
+    pub ascent: Option<Ascent>,
+}
+
+/// A node that joins its parent for the ranks that wait here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ascent {
+    /// Name of the job, here and there.
+    pub name: String,
+    /// Its number here.
+    pub number: u16,
+    /// Tells it from another that began later.
+    pub last: WaiterId,
+    /// Where it goes.
+    pub parent: Parent,
+    /// Number of ranks of the whole job.
+    pub world: u8,
+    /// How long it may wait for ranks of other nodes.
+    pub wait: Duration,
+    /// What the ranks reduce, if they told.
+    pub layout: Option<String>,
+}
+
+/// What a parent granted, and how it is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Uplink {
+    /// Index of the interface towards it.
+    pub interface: u32,
+    /// For the data plane, but for `below`.
+    pub link: Link,
 }
 
 /// A complete generation: what to write to the tables, and whom to tell afterwards.
@@ -70,6 +105,8 @@ pub struct Formation {
     pub waiters: Vec<WaiterId>,
     /// What they are told.
     pub grant: Grant,
+    /// Where the sums go, if not to these ranks.
+    pub uplink: Option<Uplink>,
 }
 
 /// What becomes of a rank that leaves.
@@ -155,6 +192,8 @@ pub struct Membership {
     pub(super) pool_slots: u32,
     /// Places in the pool for each chunk, where they are not tuned.
     places: Option<u8>,
+    /// The node takes sums of lower nodes.
+    levels: bool,
     next_waiter: u64,
 }
 
@@ -202,6 +241,7 @@ impl Membership {
             generations: Generations::default(),
             limits,
             draining: false,
+            levels: jobs.levels(),
             next_waiter: 0,
         };
         // The pool is the beginning of the table, where the engine told the program that it is.
@@ -236,6 +276,9 @@ impl Membership {
         }
         if self.jobs.values().any(|job| job.name == config.name) {
             return Err(ControlError::JobExists(config.name.clone()));
+        }
+        if config.parent.is_some() && !self.levels {
+            return Err(ControlError::NoLevels { job: config.name.clone(), why: NO_LEVELS });
         }
         self.check_lanes(config)?;
         let taken = |number: &u16| {
@@ -339,6 +382,9 @@ impl Membership {
         if draining {
             return Err(ControlError::Draining);
         }
+        if request.below.is_some() && !self.levels {
+            return Err(ControlError::NoLevels { job: name.into(), why: NO_LEVELS });
+        }
         let Some(job) = self.jobs.get_mut(&number) else { return Err(unknown(name, Vec::new())) };
         let address = address.to_canonical();
         let (rank, wait) = job.admit(request, address)?;
@@ -357,11 +403,63 @@ impl Membership {
         let (layout, attempt) = (request.layout.clone(), request.attempt);
         let waiter = Waiter { id, address, layout, attempt, deadline: now + wait };
         let replaced = job.waiting.insert(rank, waiter).map(|old| old.id);
-        let formation = job.missing().is_empty().then(|| {
+        let is_complete = job.missing().is_empty();
+        let ascent = job.parent.filter(|_| is_complete).map(|parent| job.ascent(now, id, parent));
+        let formation = (is_complete && ascent.is_none()).then(|| {
             let generation = self.generations.next(entropy.generation);
             job.form(&limits, generation, entropy.nonce)
         });
-        Ok(Joined { waiter: id, replaced, formation })
+        Ok(Joined { waiter: id, replaced, formation, ascent })
+    }
+
+    /// The parent has granted what an ascent asked for: the generation, unless ranks wait no more.
+    ///
+    /// # Errors
+    /// If the parent's job is another one, or somebody has gone.
+    pub fn form_below(
+        &mut self,
+        ascent: &Ascent,
+        grant: &Grant,
+        uplink: Uplink,
+    ) -> Result<Formation, ControlError> {
+        let limits = self.limits;
+        let Some(job) = self.jobs.get_mut(&ascent.number).filter(|job| job.name == ascent.name) else {
+            return Err(ControlError::JobDeleted(ascent.name.clone()));
+        };
+        let own = (job.entry.world, job.entry.lanes, job.entry.window, job.entry.slots);
+        let theirs = (grant.world, grant.lanes, grant.window, grant.slots);
+        if own != theirs {
+            let why = format!(
+                "has ranks, lanes, window and slots {theirs:?}, and here they are {own:?}; create both with the same"
+            );
+            return Err(ControlError::Parent { job: job.name.clone(), parent: ascent.parent.address, why });
+        }
+        let missing = job.missing();
+        if !missing.is_empty() {
+            let (world, waited) = (grant.world.into(), "the parent's grant came".into());
+            return Err(ControlError::RanksMissing { world, waited, missing });
+        }
+        self.generations.remember(grant.generation);
+        let mut formation = job.form(&limits, grant.generation, grant.nonce);
+        formation.uplink = Some(uplink);
+        Ok(formation)
+    }
+
+    /// An ascent failed: those who wait, unless another one has begun meanwhile.
+    pub fn give_up(&mut self, ascent: &Ascent) -> Vec<WaiterId> {
+        let Some(job) = self.jobs.get_mut(&ascent.number).filter(|job| job.name == ascent.name) else {
+            return Vec::new();
+        };
+        if job.waiting.values().map(|waiter| waiter.id).max() != Some(ascent.last) {
+            return Vec::new();
+        }
+        std::mem::take(&mut job.waiting).into_values().map(|waiter| waiter.id).collect()
+    }
+
+    /// Where a job's sums go, if they do.
+    #[must_use]
+    pub fn parent(&self, name: &str) -> Option<Parent> {
+        self.jobs.values().find(|job| job.name == name)?.parent
     }
 
     /// A rank asks again for the grant that its wait has brought already, because the answer got lost: the same one.

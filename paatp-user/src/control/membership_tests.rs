@@ -25,7 +25,15 @@ fn membership() -> Membership {
 }
 
 fn request(rank: u32, world: u32) -> JoinRequest {
-    JoinRequest { protocol: PROTOCOL, rank, world, wait_seconds: 5.0, layout: None, attempt: None }
+    JoinRequest {
+        protocol: PROTOCOL,
+        rank,
+        world,
+        wait_seconds: 5.0,
+        layout: None,
+        attempt: None,
+        below: None,
+    }
 }
 
 fn join(m: &mut Membership, rank: u32, address: IpAddr) -> Result<Joined, ControlError> {

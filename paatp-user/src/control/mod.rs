@@ -12,6 +12,7 @@ pub mod listen;
 pub mod membership;
 pub mod memory;
 pub mod pacing;
+mod parent;
 pub mod protocol;
 pub mod server;
 pub mod state;

@@ -7,7 +7,7 @@ use paatp_common::policy::{MAX_STALENESS, Mode, QUORUM_ALL, Staleness};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::config::{Access, FailurePolicy, MemoryKind};
+use crate::config::{Access, FailurePolicy, MemoryKind, RankRange};
 
 /// Version of these messages.
 pub const PROTOCOL: u32 = 1;
@@ -35,6 +35,10 @@ pub struct JoinRequest {
     #[serde(default, skip_serializing_if = "Option::is_none", with = "maybe_hex")]
     #[schema(value_type = Option<String>, pattern = "^[0-9a-f]{16}$")]
     pub attempt: Option<u64>,
+    /// Of a lower node that joins for its ranks: those besides `rank`. Their packets come from its address, and they are
+    /// granted the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub below: Option<Vec<u32>>,
 }
 
 /// Answer to a join once all ranks are there.
@@ -244,6 +248,13 @@ pub struct JobStatus {
     pub waiting_ranks: Vec<u8>,
     /// Ranks that those wait for.
     pub missing_ranks: Vec<u8>,
+    /// Aggregator that the sums of its ranks go to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<String>,
+    /// With a parent: the ranks that join here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub ranks_here: Option<RankRange>,
     /// Ranks that left the generation.
     pub left_ranks: Vec<u8>,
     /// Ranks that held the others up for too long, in the generation that runs or in the last one.

@@ -27,8 +27,9 @@ use super::api;
 use super::error::ControlError;
 use super::hosts::{self, Hosts};
 use super::http::{Connections, Peer, Scope};
-use super::membership::{Entropy, Leaving, Membership, WaiterId};
+use super::membership::{Ascent, Entropy, Leaving, Membership, Parent, WaiterId};
 use super::pacing::Pacing;
+use super::parent;
 use super::protocol::{
     Created, Grant, JobDetails, JobStatus, JoinRequest, LeaveRequest, NodeStatus, RankStatus, Sync,
 };
@@ -208,9 +209,48 @@ impl Control {
         if let Some(formation) = &joined.formation {
             inner.form(formation);
         }
+        if let Some(ascent) = joined.ascent {
+            tokio::spawn(self.clone().ascend(ascent));
+        }
         let deadline = inner.membership.deadline(name, joined.waiter);
         let wait = Wait { control: self.clone(), name: name.into(), waiter: joined.waiter };
         Ok((wait, receiver, deadline))
+    }
+
+    /// Joins a job's parent for the ranks that wait here, and answers them.
+    async fn ascend(self, ascent: Ascent) {
+        info!(job = ascent.name, parent = %ascent.parent.address, ranks = %ascent.parent.ranks, "joining the parent");
+        let asking = ascent.clone();
+        let (answer, asked) = oneshot::channel();
+        // A thread of its own: the end of the daemon waits for those of the runtime, and this one may wait for an hour.
+        let thread = std::thread::Builder::new().name("parent".into());
+        let thread = thread.spawn(move || {
+            let _ = answer.send(parent::join(&asking));
+        });
+        let asked = match thread {
+            Ok(_) => asked.await.unwrap_or(Err(ControlError::Stopping)),
+            Err(error) => Err(ControlError::Parent {
+                job: ascent.name.clone(),
+                parent: ascent.parent.address,
+                why: format!("cannot be asked: there is no thread for it ({error})"),
+            }),
+        };
+        let mut inner = self.lock();
+        let granted = asked.and_then(|(grant, uplink)| {
+            let formed = inner.membership.form_below(&ascent, &grant, uplink);
+            if formed.is_err() {
+                leave_parent(ascent.parent, ascent.name.clone(), grant.generation);
+            }
+            formed
+        });
+        match granted {
+            Ok(formation) => inner.form(&formation),
+            Err(error) => {
+                warn!(job = ascent.name, "not formed: {error}");
+                let waiters = inner.membership.give_up(&ascent);
+                inner.tell(waiters, &Err(error));
+            }
+        }
     }
 
     pub(super) fn leave(&self, name: &str, request: &LeaveRequest, peer: Peer) -> Result<(), ControlError> {
@@ -226,6 +266,9 @@ impl Control {
                 inner.membership.finish(number, entry);
                 inner.keep();
                 info!(job = name, generation = request.generation, "all ranks have left");
+                if let Some((parent, generation)) = inner.membership.parent(name).zip(request.generation) {
+                    leave_parent(parent, name.into(), generation);
+                }
             }
         }
         info!(job = name, rank = request.rank, "left");
@@ -492,6 +535,15 @@ impl Control {
             error!("a listener ended: {cause}");
         }
     }
+}
+
+/// Leaves a job's parent for the ranks of this node, without waiting for it.
+fn leave_parent(parent: Parent, name: String, generation: u32) {
+    tokio::task::spawn_blocking(move || {
+        if let Err(why) = parent::leave(parent, &name, generation) {
+            warn!(job = name, parent = %parent.address, "the parent does not know that the ranks have left: it {why}");
+        }
+    });
 }
 
 /// The caller showed a token that passes.

@@ -246,6 +246,7 @@ fn places_in_the_pool_are_tuned() {
             wait_seconds: 5.0,
             layout: None,
             attempt: None,
+            below: None,
         };
         let mut inner = control.lock();
         let drawn = entropy().unwrap_or_else(|error| panic!("{error}"));

@@ -12,7 +12,7 @@ use paatp_common::job::{JobEntry, RankEntry};
 use paatp_common::limits::{MAX_JOBS, MAX_RANKS};
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Access, FailurePolicy, JobConfig, Jobs, MemoryKind};
+use crate::config::{Access, FailurePolicy, JobConfig, Jobs, MemoryKind, RankRange};
 use crate::engine::Truth;
 
 use super::job::{Generation, Job};
@@ -61,6 +61,12 @@ pub struct SavedJob {
     pub timeout_seconds: Option<f64>,
     /// What happens then.
     pub on_failure: FailurePolicy,
+    /// Where its sums go.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<String>,
+    /// The ranks that join here, with a parent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ranks: Option<RankRange>,
     /// Ranks that held the others up.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lost: Vec<u8>,
@@ -262,6 +268,8 @@ impl Work<'_> {
             Some(_) => lost(entry, &saved.lost),
             None => saved.lost.clone(),
         };
+        let here = job.here();
+        job.lost.retain(|rank| here.checked_shr((*rank).into()).unwrap_or(0) & 1 == 1);
         job.running = running;
         self.membership.jobs.insert(number, job);
     }
@@ -291,6 +299,8 @@ impl Work<'_> {
             slots: entry.slots,
             window: entry.window.into(),
             memory: if entry.is_shared() { MemoryKind::Shared } else { MemoryKind::Reserved },
+            parent: saved.parent.clone(),
+            ranks: saved.ranks,
             ..JobConfig::new(&saved.name, entry.world.into())
         };
         let key = saved.key.as_deref().and_then(read_digest).map(Secret::of_digest);
@@ -339,6 +349,8 @@ impl Work<'_> {
                 key: None,
                 timeout_seconds: None,
                 on_failure: FailurePolicy::Abort,
+                parent: None,
+                ranks: None,
                 lost: Vec::new(),
                 generations: Vec::new(),
             };
@@ -370,6 +382,8 @@ impl Work<'_> {
         job.access = config.access.unwrap_or(Access::Open);
         job.timeout = config.timeout_seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         job.policy = config.on_failure;
+        let goes = job.parent.map(|parent| (parent.address, parent.ranks));
+        let asked = config.parent_address().zip(config.ranks);
         let entry = job.entry;
         let fields = [
             ("world", config.world, entry.world.into()),
@@ -377,6 +391,12 @@ impl Work<'_> {
             ("slots", config.slots, entry.slots),
             ("window", config.window, entry.window.into()),
         ];
+        if goes != asked {
+            self.note(format!(
+                "job `{}`: parent and ranks stay as they are; delete the job, or stop paatp (SIGTERM) and start it",
+                config.name
+            ));
+        }
         for (key, asked, is) in fields.into_iter().filter(|(_, asked, is)| asked != is) {
             self.note(format!(
                 "job `{}`: {key} stays {is}, although {asked} is asked for; delete the job, or stop paatp (SIGTERM) and start it",
@@ -433,6 +453,8 @@ impl Membership {
             key: job.key.map(|key| digits(key.digest())),
             timeout_seconds: job.timeout.map(|timeout| timeout.as_secs_f64()),
             on_failure: job.policy,
+            parent: job.parent.map(|parent| parent.address.to_string()),
+            ranks: job.parent.map(|parent| parent.ranks),
             lost: job.lost.clone(),
             generations: job.running.iter().chain(&job.previous).map(saved).collect(),
         });

@@ -204,6 +204,7 @@ impl History {
                     wait_seconds: 60.0,
                     layout: None,
                     attempt,
+                    below: None,
                 };
                 if let Ok(entered) = self.control.enter(NAMES[name], &request, peer(rank), entropy) {
                     self.waits.push((NAMES[name], request, entered));
@@ -397,6 +398,8 @@ proptest! {
             key: Some("zz".into()),
             timeout_seconds: Some(-1.0),
             on_failure: FailurePolicy::Abort,
+            parent: None,
+            ranks: None,
             lost: vec![255],
             generations: Vec::new(),
         };

@@ -7,6 +7,7 @@ use std::path::Path;
 use aya::maps::{Array, Map, MapData, MapError, PerCpuArray};
 use paatp_common::counter::Counters;
 use paatp_common::job::{JobEntry, Node, RankEntry};
+use paatp_common::levels::Link;
 use paatp_common::limits::{MAX_JOBS, MAX_RANKS};
 use paatp_common::policy::Policy;
 use paatp_common::pool;
@@ -17,7 +18,7 @@ use paatp_transport::rate::share::Share;
 
 use crate::cli::XdpMode;
 use crate::config::SlotSize;
-use crate::control::membership::Formation;
+use crate::control::membership::{Formation, Uplink};
 
 use super::attach::{AttachedMode, Attachment};
 use super::error::EngineError;
@@ -45,7 +46,9 @@ pub(super) mod map {
     pub const SLOTS: &str = "SLOTS";
     pub const WIDE_SLOTS: &str = "WIDE_SLOTS";
     pub const COUNTERS: &str = "COUNTERS";
-    pub const ALL: [&str; 7] = [NODE, JOBS, RANKS, PROGRESS, SLOTS, WIDE_SLOTS, COUNTERS];
+    pub const LINKS: &str = "LINKS";
+    pub const ABOVE: &str = "ABOVE";
+    pub const ALL: [&str; 9] = [NODE, JOBS, RANKS, PROGRESS, SLOTS, WIDE_SLOTS, COUNTERS, LINKS, ABOVE];
 }
 
 /// Values of the shared tables as map values: `paatp-common` does not know aya.
@@ -71,6 +74,8 @@ pub struct Options {
     pub port_base: u16,
     /// Number of UDP ports.
     pub ports: u16,
+    /// The program takes sums of lower nodes, and sends sums to parents.
+    pub levels: bool,
 }
 
 /// How far one rank is.
@@ -221,7 +226,29 @@ impl Aggregator {
             ranks.set(index, Raw(*rank), 0).map_err(|source| table_error(map::RANKS, source))?;
         }
         self.members.insert(formation.number, formation.ranks.clone());
+        self.link(formation.number, formation.uplink)?;
         self.jobs.write(formation.number, &formation.entry);
+        Ok(())
+    }
+
+    /// Says where a job's sums go, and that answers from there are its.
+    fn link(&mut self, number: u16, uplink: Option<Uplink>) -> Result<(), EngineError> {
+        let failed = |source| table_error(map::LINKS, source);
+        if let Some(other) = uplink.filter(|uplink| uplink.interface != self.interface.index) {
+            return Err(EngineError::OtherWay {
+                interface: self.interface.name.clone(),
+                other: netlink::query(other.interface).map(|link| link.name).unwrap_or_default(),
+            });
+        }
+        let mut table: Array<_, Raw<Link>> = array_mut(&mut self.maps, map::LINKS)?;
+        let old: Result<Vec<Link>, _> =
+            (0..MAX_JOBS as u32).map(|index| table.get(&index, 0).map(|raw| raw.0)).collect();
+        let old = old.map_err(failed)?;
+        let new = linked(&old, number, uplink.map(|uplink| uplink.link)).ok_or(EngineError::NumberTaken)?;
+        for (index, link) in (0u32..).zip(&new).filter(|(index, link)| old.get(*index as usize) != Some(link))
+        {
+            table.set(index, Raw(*link), 0).map_err(failed)?;
+        }
         Ok(())
     }
 
@@ -432,6 +459,23 @@ impl Drop for Aggregator {
     }
 }
 
+/// The table of links with that of a job replaced. None if another job that goes up has the same number at its parent.
+fn linked(old: &[Link], number: u16, link: Option<Link>) -> Option<Vec<Link>> {
+    let mut new = old.to_vec();
+    new.iter_mut().filter(|entry| entry.below == number + 1).for_each(|entry| entry.below = 0);
+    let own = new.get_mut(usize::from(number))?;
+    *own = Link { below: own.below, ..link.unwrap_or_default() };
+    if let Some(link) = link {
+        let below = new.get(usize::from(link.number))?.below;
+        let holder = below.checked_sub(1).and_then(|holder| new.get(usize::from(holder)));
+        if holder.is_some_and(|holder| holder.is_set() && holder.number == link.number) {
+            return None;
+        }
+        new.get_mut(usize::from(link.number))?.below = number + 1;
+    }
+    Some(new)
+}
+
 pub(super) fn table_error(map: &'static str, source: MapError) -> EngineError {
     EngineError::Table { map, source: Box::new(source) }
 }
@@ -513,8 +557,24 @@ mod tests {
     }
 
     #[test]
+    fn answers_of_parents_find_their_jobs() {
+        let link = |number| Link { ports: 1, number, ..Link::default() };
+        let none = vec![Link::default(); 4];
+        let one = linked(&none, 2, Some(link(0))).unwrap_or_default();
+        assert_eq!((one[0].below, one[2].number, one[2].below), (3, 0, 0));
+        // Another generation, under another number there.
+        let moved = linked(&one, 2, Some(link(2))).unwrap_or_default();
+        assert_eq!((moved[0].below, moved[2].below, moved[2].number), (0, 3, 2));
+        let both = linked(&one, 0, Some(link(3))).unwrap_or_default();
+        assert_eq!((both[0].below, both[3].below, both[0].number), (3, 1, 3));
+        assert_eq!(linked(&both, 1, Some(link(3))), None, "two jobs cannot have one number there");
+        assert_eq!(linked(&linked(&both, 0, None).unwrap_or_default(), 2, None), Some(none));
+    }
+
+    #[test]
     fn a_build_without_an_object_says_so() {
-        let options = Options { interface: "lo".into(), mode: XdpMode::Auto, port_base: 1, ports: 1 };
+        let options =
+            Options { interface: "lo".into(), mode: XdpMode::Auto, port_base: 1, ports: 1, levels: false };
         let job = crate::config::JobConfig {
             lanes: 32,
             slots: 2,

@@ -122,6 +122,21 @@ pub enum EngineError {
         #[source]
         source: io::Error,
     },
+    /// Two jobs would get answers under one number.
+    #[error(
+        "another job of this node has the same number at its parent, which is another one; give both jobs one parent, or serve them on different interfaces"
+    )]
+    NumberTaken,
+    /// The parent is somewhere else.
+    #[error(
+        "packets to the job's parent leave through interface `{other}`, and sums leave where they come in, through `{interface}`; give the parent's address on that side"
+    )]
+    OtherWay {
+        /// The interface of the program.
+        interface: String,
+        /// The one towards the parent.
+        other: String,
+    },
     /// The interface disappeared while it was served.
     #[error(
         "interface `{0}` is gone: it was deleted, renamed or moved to another network namespace; start paatp again where it is"

@@ -25,6 +25,7 @@ use nix::unistd::{AccessFlags, access, geteuid};
 use paatp_common::counter::Counters;
 use paatp_common::job::{JobEntry, Node, RankEntry};
 use paatp_common::layout::LAYOUT;
+use paatp_common::levels::{Above, Link};
 use paatp_common::limits::{MAX_JOBS, MAX_RANKS};
 use paatp_common::progress::Progress;
 use thiserror::Error;
@@ -52,11 +53,13 @@ pub const MAX_SETS: u32 = 4;
 const ATTEMPTS: usize = 16;
 
 /// The maps of a set: name, type, bytes of a value, and entries where they do not depend on the jobs.
-const SHAPES: [(&str, MapType, usize, Option<usize>); 7] = [
+const SHAPES: [(&str, MapType, usize, Option<usize>); 9] = [
     ("NODE", MapType::Array, size_of::<Node>(), Some(1)),
     ("JOBS", MapType::Array, size_of::<JobEntry>(), Some(MAX_JOBS)),
     ("RANKS", MapType::Array, size_of::<RankEntry>(), Some(MAX_JOBS * MAX_RANKS)),
     ("PROGRESS", MapType::Array, size_of::<Progress>(), Some(MAX_JOBS)),
+    ("LINKS", MapType::Array, size_of::<Link>(), Some(MAX_JOBS)),
+    ("ABOVE", MapType::Array, size_of::<Above>(), Some(MAX_JOBS)),
     ("COUNTERS", MapType::PerCpuArray, size_of::<Counters>(), Some(1)),
     ("SLOTS", MapType::Array, SlotSize::Standard.bytes(), None),
     ("WIDE_SLOTS", MapType::Array, SlotSize::Wide.bytes(), None),

@@ -111,8 +111,15 @@ impl Case {
 
     fn join(&mut self, rank: u32, generation: u32) {
         let world = u32::from(self.facts().jobs[0].status.world);
-        let request =
-            JoinRequest { protocol: PROTOCOL, rank, world, wait_seconds: 60.0, layout: None, attempt: None };
+        let request = JoinRequest {
+            protocol: PROTOCOL,
+            rank,
+            world,
+            wait_seconds: 60.0,
+            layout: None,
+            attempt: None,
+            below: None,
+        };
         let entropy = Entropy { generation, nonce: 1 };
         let address = std::net::IpAddr::from([10, 0, 0, rank as u8]);
         let joined = self.membership.join(self.start, "train", &request, address, entropy);
@@ -394,6 +401,7 @@ fn a_look_reads_a_bounded_number_of_slots() {
             wait_seconds: 1.0,
             layout: None,
             attempt: None,
+            below: None,
         };
         let entropy = Entropy { generation: 1 + number, nonce: 1 };
         let joined =

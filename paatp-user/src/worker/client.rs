@@ -105,6 +105,7 @@ pub fn join(
             wait_seconds: left.as_secs_f64().min(MAX_WAIT_SECONDS),
             layout: Some(layout.to_owned()),
             attempt,
+            below: None,
         };
         sign.suspend(|| info!(aggregator = %endpoint, job, rank, "joining"));
         let error = match server.ask(Method::POST, &path, Some(&request), left + GRACE) {

@@ -23,9 +23,19 @@ use crate::engine::{bpf, layout, netlink};
 
 use super::{Aggregator, Options, Raw, array, array_mut, job_table, map, no_map, table_error};
 
-/// Names of the object's programs.
-const PROGRAMS: [(SlotSize, &str); 2] =
-    [(SlotSize::Standard, "aggregate"), (SlotSize::Wide, "aggregate_wide")];
+/// Names of the object's programs: for slots of a size, without and with levels.
+const PROGRAMS: [(SlotSize, bool, &str); 4] = [
+    (SlotSize::Standard, false, "aggregate"),
+    (SlotSize::Wide, false, "aggregate_wide"),
+    (SlotSize::Standard, true, "levels"),
+    (SlotSize::Wide, true, "levels_wide"),
+];
+
+/// Which of them a name is; the first one if it is none.
+fn kind_of(name: &str) -> (SlotSize, bool) {
+    let found = PROGRAMS.iter().find(|program| program.2 == name);
+    found.map_or((SlotSize::Standard, false), |program| (program.0, program.1))
+}
 
 impl Aggregator {
     /// Takes over what an earlier daemon has pinned; without that loads an object, fills in its tables and attaches its
@@ -78,7 +88,7 @@ impl Aggregator {
         let mut node = interface.node(options.port_base, options.ports);
         node.pool = Pool { first: 0, slots: jobs.pool_slots() };
         set_node(&mut maps, node)?;
-        let xdp = program(&mut ebpf, size, context)?;
+        let xdp = program(&mut ebpf, size, options.levels, context)?;
         let program = xdp.fd().ok().and_then(|fd| fd.as_fd().try_clone_to_owned().ok());
         let mut attachment = Attachment::new(xdp, interface.index, options.mode, context)?;
         let set = pinning.and_then(|pins| pins.pin(&maps, xdp, &layout::build(object), &mut attachment));
@@ -112,7 +122,7 @@ impl Aggregator {
     ) -> Result<Aggregator, EngineError> {
         let Found { set, mut maps, link, build, program: name } = found;
         info!(interface = interface.name, set = %set.path().display(), "taking over what an earlier start has pinned");
-        let size = if name == PROGRAMS[1].1 { SlotSize::Wide } else { SlotSize::Standard };
+        let (size, levels) = kind_of(&name);
         let slots = maps.entries(if size == SlotSize::Wide { map::WIDE_SLOTS } else { map::SLOTS });
         let slots = slots.ok_or_else(|| no_map(map::SLOTS))?;
         let mode = attached_mode(&interface);
@@ -122,7 +132,7 @@ impl Aggregator {
         })?;
         let wanted = mode.is(options.mode);
         let ours = layout::build(object);
-        if build != ours || !wanted {
+        if build != ours || !wanted || levels != options.levels {
             // What cannot be changed goes on as it is.
             change_program(object, options, &set, size, &mut attachment, context)?;
         }
@@ -203,7 +213,7 @@ fn change_program(
     context: &Context,
 ) -> Result<(), EngineError> {
     let mut ebpf = load(object, &Tables::Pinned(set.path()), context)?;
-    let xdp = program(&mut ebpf, size, context)?;
+    let xdp = program(&mut ebpf, size, options.levels, context)?;
     let pin = set.program(&layout::build(object));
     // One that no link holds: it was pinned and then the daemon was killed.
     let _ = std::fs::remove_file(&pin);
@@ -277,7 +287,7 @@ pub fn check_program(object: &[u8], jobs: &Jobs) -> Result<(), EngineError> {
     layout::check(object)?;
     let tables = Tables::New { size: jobs.slot_size(), slots: table_slots(jobs) };
     let mut ebpf = load(object, &tables, &context)?;
-    program(&mut ebpf, jobs.slot_size(), &context).map(|_| ())
+    program(&mut ebpf, jobs.slot_size(), jobs.levels(), &context).map(|_| ())
 }
 
 /// Checked by `Jobs`: all slots together are far below 2^32.
@@ -323,8 +333,14 @@ fn load(object: &[u8], tables: &Tables<'_>, context: &Context) -> Result<Ebpf, E
 }
 
 /// Loads the program for a slot size.
-fn program<'a>(ebpf: &'a mut Ebpf, size: SlotSize, context: &Context) -> Result<&'a mut Xdp, EngineError> {
-    let name = PROGRAMS.iter().find(|program| program.0 == size).map_or("", |program| program.1);
+fn program<'a>(
+    ebpf: &'a mut Ebpf,
+    size: SlotSize,
+    levels: bool,
+    context: &Context,
+) -> Result<&'a mut Xdp, EngineError> {
+    let fits = |program: &&(SlotSize, bool, &str)| (program.0, program.1) == (size, levels);
+    let name = PROGRAMS.iter().find(fits).map_or("", |program| program.2);
     let missing = EngineError::Incomplete { what: "XDP program", name };
     let Some(program) = ebpf.program_mut(name) else { return Err(missing) };
     let Ok(xdp) = <&mut Xdp>::try_from(program) else { return Err(missing) };

@@ -69,6 +69,7 @@ fn node(jobs: usize, world: u32) -> Membership {
                 wait_seconds: 1.0,
                 layout: None,
                 attempt: None,
+                below: None,
             };
             let entropy = Entropy { generation: 1, nonce: 1 };
             let joined =

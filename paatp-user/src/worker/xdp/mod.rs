@@ -8,7 +8,7 @@
 mod headers;
 mod program;
 mod queue;
-mod route;
+pub(crate) mod route;
 
 use std::io;
 use std::net::IpAddr;

@@ -1,0 +1,99 @@
+//! A lower node asks its parent, as a worker would, on behalf of its ranks.
+
+use std::time::Duration;
+
+use paatp_common::levels::Link;
+use serde::Serialize;
+use ureq::http::Method;
+
+use crate::cli::Credentials;
+use crate::client::{Server, escape};
+use crate::worker::Endpoint;
+use crate::worker::xdp::route::Way;
+
+use super::error::{Code, ControlError};
+use super::membership::{Ascent, Parent, Uplink, table_address};
+use super::protocol::{Grant, JoinRequest, LeaveRequest, PROTOCOL, Problem};
+
+/// Longer than the parent may take to say that the wait is over.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Time for a parent to note that one rank leaves.
+const LEAVE_TIME: Duration = Duration::from_secs(5);
+
+/// Joins the parent for all ranks of this node, and finds the way to it. Takes as long as the ranks of other nodes do.
+///
+/// # Errors
+/// If it refuses or cannot be reached.
+pub(super) fn join(ascent: &Ascent) -> Result<(Grant, Uplink), ControlError> {
+    let ranks = ascent.parent.ranks;
+    let request = JoinRequest {
+        protocol: PROTOCOL,
+        rank: ranks.first().into(),
+        world: ascent.world.into(),
+        wait_seconds: ascent.wait.as_secs_f64(),
+        layout: ascent.layout.clone(),
+        attempt: None,
+        below: Some((ranks.first() + 1..=ranks.last()).map(u32::from).collect()),
+    };
+    let refused = |why| ControlError::Parent { job: ascent.name.clone(), parent: ascent.parent.address, why };
+    let (status, body) =
+        ask(ascent.parent, &ascent.name, "join", &request, ascent.wait + GRACE).map_err(refused)?;
+    if status != 200 {
+        return Err(match serde_json::from_slice::<Problem>(&body) {
+            Ok(problem) if problem.code == Code::RANKS_MISSING.name() => ControlError::RanksMissing {
+                world: ascent.world.into(),
+                waited: format!("{:.0} s", ascent.wait.as_secs_f64()),
+                missing: problem.missing_ranks,
+            },
+            Ok(problem) => refused(format!("refuses: {}", problem.detail)),
+            Err(_) => {
+                refused(format!("answers with HTTP status {status}, as no aggregator of this version does"))
+            }
+        });
+    }
+    let grant: Grant = serde_json::from_slice(&body)
+        .map_err(|error| refused(format!("grants what cannot be read: {error}")))?;
+    let way =
+        Way::find(ascent.parent.address).map_err(|error| refused(format!("cannot be sent to: {error}")))?;
+    let link = Link {
+        parent: table_address(ascent.parent.address.ip()),
+        mac: way.destination,
+        port_base: grant.port_base,
+        ports: grant.ports,
+        number: grant.job,
+        ..Link::default()
+    };
+    Ok((grant, Uplink { interface: way.interface, link }))
+}
+
+/// Leaves for all ranks of this node. What cannot be said is left to the parent's timeout.
+///
+/// # Errors
+/// Why the parent does not know it now, in words.
+pub(super) fn leave(parent: Parent, name: &str, generation: u32) -> Result<(), String> {
+    for rank in parent.ranks.first()..=parent.ranks.last() {
+        let request = LeaveRequest { protocol: PROTOCOL, rank: rank.into(), generation: Some(generation) };
+        let (status, body) = ask(parent, name, "leave", &request, LEAVE_TIME)?;
+        if status != 204 {
+            let detail = serde_json::from_slice::<Problem>(&body).map(|problem| problem.detail);
+            return Err(format!("refuses: {}", detail.unwrap_or_else(|_| format!("HTTP status {status}"))));
+        }
+    }
+    Ok(())
+}
+
+fn ask(
+    parent: Parent,
+    name: &str,
+    what: &str,
+    request: &impl Serialize,
+    deadline: Duration,
+) -> Result<(u16, Vec<u8>), String> {
+    let endpoint = Endpoint { text: parent.address.to_string(), address: parent.address };
+    let server = Server::new(endpoint, &Credentials::default()).map_err(|error| error.to_string())?;
+    let path = format!("/v1/jobs/{}/{what}", escape(name));
+    server
+        .ask(Method::POST, &path, Some(request), deadline)
+        .map_err(|error| format!("does not answer ({error}); is `paatp run --levels` running there?"))
+}
