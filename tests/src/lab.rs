@@ -40,13 +40,15 @@ pub struct Layout {
     pub workers: usize,
     /// MTU of all interfaces.
     pub mtu: u32,
+    /// Number of places for lower aggregators, at most 200.
+    pub racks: usize,
 }
 
 impl Layout {
     /// So many workers, MTU 1500.
     #[must_use]
     pub const fn workers(workers: usize) -> Layout {
-        Layout { workers, mtu: 1500 }
+        Layout { workers, mtu: 1500, racks: 0 }
     }
 }
 
@@ -109,9 +111,11 @@ pub struct Lab {
     pub aggregator: Host,
     /// Where the workers run, by rank.
     pub workers: Vec<Host>,
+    /// Where lower aggregators run.
+    pub racks: Vec<Host>,
     switch: Namespace,
-    // Detaches when it is dropped.
-    _pass: Ebpf,
+    // Detach when they are dropped.
+    _passes: Vec<Ebpf>,
 }
 
 static LABS: AtomicU32 = AtomicU32::new(0);
@@ -167,12 +171,22 @@ impl Lab {
             })
             .collect::<Result<_>>()?;
 
+        let racks: Vec<Host> = (0..layout.racks)
+            .map(|rack| {
+                let last = u8::try_from(rack + 1).context("a lab has at most 200 lower aggregators")?;
+                let v6 = Ipv6Addr::new(0xfd50, 0x41, 0, 0, 0, 0, 2, last.into());
+                host(&format!("r{rack}"), Ipv4Addr::new(10, 80, 2, last), v6)
+            })
+            .collect::<Result<_>>()?;
+
         // Nothing is lost or delayed while a neighbour is looked for.
-        for worker in &workers {
-            worker.knows(&aggregator)?;
-            aggregator.knows(worker)?;
+        for upper in racks.iter().chain([&aggregator]) {
+            for lower in workers.iter().chain(&racks).filter(|lower| lower.v4 != upper.v4) {
+                lower.knows(upper)?;
+                upper.knows(lower)?;
+            }
         }
-        let ports = workers.len() + 1;
+        let ports = workers.len() + racks.len() + 1;
         wait_until("the bridge's ports forwarded", Duration::from_secs(20), || {
             let links = switch.ip_json(&["-details", "link", "show", "master", &bridge])?;
             let state =
@@ -180,14 +194,18 @@ impl Lab {
             Ok(links.as_array().is_some_and(|links| links.iter().filter(|link| state(link)).count() == ports))
         })?;
 
-        let mut pass = Ebpf::load_file(lab_object()).context("cannot load lab.bpf.o")?;
-        let program: &mut Xdp =
-            pass.program_mut("pass").context("lab.bpf.o has no program `pass`")?.try_into()?;
-        program.load()?;
-        switch
-            .run(|| program.attach(&aggregator.port, XdpMode::Driver))?
-            .with_context(|| format!("cannot attach a native XDP program to a veth of MTU {mtu}"))?;
-        Ok(Lab { aggregator, workers, switch, _pass: pass })
+        let pass_at = |host: &Host| -> Result<Ebpf> {
+            let mut pass = Ebpf::load_file(lab_object()).context("cannot load lab.bpf.o")?;
+            let program: &mut Xdp =
+                pass.program_mut("pass").context("lab.bpf.o has no program `pass`")?.try_into()?;
+            program.load()?;
+            switch
+                .run(|| program.attach(&host.port, XdpMode::Driver))?
+                .with_context(|| format!("cannot attach a native XDP program to a veth of MTU {mtu}"))?;
+            Ok(pass)
+        };
+        let passes = racks.iter().chain([&aggregator]).map(pass_at).collect::<Result<_>>()?;
+        Ok(Lab { aggregator, workers, racks, switch, _passes: passes })
     }
 
     /// Disturbs a worker's packets until the answer is dropped. From now on the worker's interface sends one datagram at a
@@ -206,6 +224,22 @@ impl Lab {
         let host = self.workers.get(rank).with_context(|| format!("the lab has no worker {rank}"))?;
         host.namespace.ip(&["link", "set", &host.interface, "gso_max_segs", "1"])?;
         Disturbance::attach(&self.switch, &host.port, ports, seed, requests, answers)
+    }
+
+    /// Disturbs what a lower aggregator sends and receives, with its ranks and with its parent, until the answer is dropped.
+    ///
+    /// # Errors
+    /// Where `lab.bpf.o` is missing or the kernel refuses it.
+    pub fn disturb_rack(
+        &self,
+        rack: usize,
+        ports: RangeInclusive<u16>,
+        seed: u64,
+        sent: Rates,
+        received: Rates,
+    ) -> Result<Disturbance> {
+        let host = self.racks.get(rack).with_context(|| format!("the lab has no rack {rack}"))?;
+        Disturbance::attach(&self.switch, &host.port, ports, seed, sent, received)
     }
 
     /// Gives the link of one worker a rate, at the end that sends in this direction: egress is the worker's, ingress the
@@ -238,7 +272,7 @@ impl Lab {
     pub fn namespaces(&self) -> impl Iterator<Item = &Namespace> {
         [&self.switch, &self.aggregator.namespace]
             .into_iter()
-            .chain(self.workers.iter().map(|w| &w.namespace))
+            .chain(self.workers.iter().chain(&self.racks).map(|w| &w.namespace))
     }
 
     /// Gives all namespaces names that `ip netns` shows; they stay when the lab is dropped if `keep` is set.
@@ -246,7 +280,8 @@ impl Lab {
     /// # Errors
     /// What `ip` said.
     pub fn publish(&mut self, keep: bool) -> Result<()> {
-        let hosts = self.workers.iter_mut().chain([&mut self.aggregator]).map(|host| &mut host.namespace);
+        let hosts = self.workers.iter_mut().chain(&mut self.racks);
+        let hosts = hosts.chain([&mut self.aggregator]).map(|host| &mut host.namespace);
         for namespace in hosts.chain([&mut self.switch]) {
             namespace.publish()?;
             if keep {

@@ -281,7 +281,7 @@ pub fn wait_until(what: &str, deadline: Duration, mut condition: impl FnMut() ->
 pub struct AggregatorOptions {
     /// Name of the job.
     pub job: String,
-    /// Number of ranks.
+    /// Number of ranks; 0 for no job but those of a file.
     pub world: usize,
     /// Most lanes in a chunk.
     pub lanes: usize,
@@ -324,9 +324,17 @@ impl AggregatorOptions {
     pub fn args(&self, interface: &str) -> Vec<String> {
         let mut args: Vec<String> =
             ["run", "--iface", interface, "--xdp-mode", self.xdp_mode].map(Into::into).into();
-        args.extend(["--job".into(), self.job.clone(), "--world".into(), self.world.to_string()]);
-        args.extend(["--lanes".into(), self.lanes.to_string(), "--port".into(), PORT.to_string()]);
-        args.extend(["--slots".into(), self.slots.to_string(), "--window".into(), self.window.to_string()]);
+        args.extend(["--port".into(), PORT.to_string()]);
+        if self.world > 0 {
+            args.extend(["--job".into(), self.job.clone(), "--world".into(), self.world.to_string()]);
+            args.extend(["--lanes".into(), self.lanes.to_string()]);
+            args.extend([
+                "--slots".into(),
+                self.slots.to_string(),
+                "--window".into(),
+                self.window.to_string(),
+            ]);
+        }
         if !self.more.iter().any(|arg| arg == "--memory") {
             // No slots but the job's: tests that damage slots are to hit those in use.
             args.extend(["--memory".into(), "0".into()]);
@@ -363,7 +371,14 @@ impl Aggregator {
     /// # Errors
     /// Where it cannot be started.
     pub fn spawn(lab: &Lab, options: &AggregatorOptions) -> Result<Process> {
-        let host = &lab.aggregator;
+        Aggregator::spawn_at(&lab.aggregator, options)
+    }
+
+    /// Starts it on a host.
+    ///
+    /// # Errors
+    /// Where it cannot be started.
+    pub fn spawn_at(host: &Host, options: &AggregatorOptions) -> Result<Process> {
         let mut command = host.namespace.command(paatp()?);
         command.args(options.args(&host.interface));
         if let Some(pins) = &options.pins {

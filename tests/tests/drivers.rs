@@ -50,7 +50,7 @@ fn real_gradients_bypass(name: &str, family: Family, lanes: usize, mtu: u32) {
         return;
     }
     let inputs = real(0, 4).unwrap();
-    let lab = Lab::new(Layout { workers: 4, mtu }).unwrap();
+    let lab = Lab::new(Layout { workers: 4, mtu, racks: 0 }).unwrap();
     let mut options = af_xdp(4);
     (options.family, options.aggregator.lanes) = (family, lanes);
     let bypassed = right(&lab, &inputs, &options);
@@ -111,7 +111,7 @@ fn bypass_over_a_disturbed_path() {
     }
     for (family, lanes, mtu) in [(Family::V4, 352, 1500), (Family::V6, 832, 3506)] {
         let inputs = real(0, 4).unwrap();
-        let lab = Lab::new(Layout { workers: 4, mtu }).unwrap();
+        let lab = Lab::new(Layout { workers: 4, mtu, racks: 0 }).unwrap();
         let mut options = af_xdp(4);
         (options.family, options.aggregator.lanes) = (family, lanes);
         let undisturbed = right(&lab, &inputs, &options);

@@ -131,7 +131,7 @@ fn wrong_interfaces_are_explained() {
     if !require_bpf("lifecycle::wrong_interfaces_are_explained") {
         return;
     }
-    let lab = Lab::new(Layout { workers: 0, mtu: 3506 }).unwrap();
+    let lab = Lab::new(Layout { workers: 0, mtu: 3506, racks: 0 }).unwrap();
     let namespace = &lab.aggregator.namespace;
     let refused = |interface: &str, mode| {
         let options = AggregatorOptions { xdp_mode: mode, ..AggregatorOptions::world(2) };

@@ -26,7 +26,7 @@ fn real_gradients(name: &str, world: usize, change: impl FnOnce(&mut JobOptions)
         return;
     }
     let inputs = real(0, world).unwrap();
-    let lab = Lab::new(Layout { workers: world, mtu }).unwrap();
+    let lab = Lab::new(Layout { workers: world, mtu, racks: 0 }).unwrap();
     let mut options = JobOptions::world(world);
     change(&mut options);
     let result = right(&lab, &inputs, &options);

@@ -139,7 +139,7 @@ struct Seen {
 
 fn measure(args: &Args, workers: usize, variants: &[Variant]) -> Result<Vec<Row>> {
     let mtu = u32::try_from((args.lanes * 4 + HEADERS).max(MTU))?;
-    let lab = Lab::new(Layout { workers, mtu })?;
+    let lab = Lab::new(Layout { workers, mtu, racks: 0 })?;
     let inputs = synthetic(workers, 42, &[(Dtype::F32, args.mebibytes << 18)], 1.0);
     let mut seen: Vec<Seen> = variants.iter().map(|_| Seen::default()).collect();
     for round in 0..args.rounds {

@@ -171,7 +171,7 @@ fn play(args: &Args) -> Result<bool> {
     /// Bytes of IPv4, UDP and our header.
     const HEADERS: usize = 20 + 8 + 64;
     let mtu = u32::try_from((args.lanes * 4 + HEADERS).max(1500)).context("that many lanes fit no packet")?;
-    let mut lab = Lab::new(Layout { workers: world, mtu })?;
+    let mut lab = Lab::new(Layout { workers: world, mtu, racks: 0 })?;
     if args.keep {
         lab.publish(true)?;
     }
