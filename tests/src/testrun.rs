@@ -44,11 +44,24 @@ pub enum Flavour {
     Standard,
     /// Slots of 832 lanes.
     Wide,
+    /// Slots of 352 lanes, of a node with levels.
+    Levels,
+    /// Slots of 832 lanes, of a node with levels.
+    LevelsWide,
 }
 
 impl Flavour {
-    /// Both.
-    pub const ALL: [Flavour; 2] = [Flavour::Standard, Flavour::Wide];
+    /// Those without levels.
+    pub const FLAT: [Flavour; 2] = [Flavour::Standard, Flavour::Wide];
+
+    /// Sums of lower nodes are taken.
+    #[must_use]
+    pub const fn has_levels(self) -> bool {
+        matches!(self, Flavour::Levels | Flavour::LevelsWide)
+    }
+
+    /// All.
+    pub const ALL: [Flavour; 4] = [Flavour::Standard, Flavour::Wide, Flavour::Levels, Flavour::LevelsWide];
 
     /// Name of the program.
     #[must_use]
@@ -56,6 +69,8 @@ impl Flavour {
         match self {
             Flavour::Standard => "aggregate",
             Flavour::Wide => "aggregate_wide",
+            Flavour::Levels => "levels",
+            Flavour::LevelsWide => "levels_wide",
         }
     }
 
@@ -63,8 +78,8 @@ impl Flavour {
     #[must_use]
     pub const fn table(self) -> &'static str {
         match self {
-            Flavour::Standard => "SLOTS",
-            Flavour::Wide => "WIDE_SLOTS",
+            Flavour::Standard | Flavour::Levels => "SLOTS",
+            Flavour::Wide | Flavour::LevelsWide => "WIDE_SLOTS",
         }
     }
 
@@ -72,8 +87,8 @@ impl Flavour {
     #[must_use]
     pub const fn blocks(self) -> usize {
         match self {
-            Flavour::Standard => STANDARD_BLOCKS,
-            Flavour::Wide => WIDE_BLOCKS,
+            Flavour::Standard | Flavour::Levels => STANDARD_BLOCKS,
+            Flavour::Wide | Flavour::LevelsWide => WIDE_BLOCKS,
         }
     }
 

@@ -47,6 +47,7 @@ impl Traffic {
     /// A node with the jobs, the second one near the wrap of its sequence.
     fn node(&mut self, flavour: Flavour) -> OwnedNode {
         let mut node = OwnedNode::new(2, 6, flavour.blocks());
+        node.levels = flavour.has_levels();
         node.node.pool = Pool { first: 2, slots: 4 };
         for job in &self.jobs {
             node.install(job);
@@ -282,11 +283,12 @@ fn the_corpus_has_the_same_effect_in_the_kernel() {
         return;
     }
     for flavour in Flavour::ALL {
-        let mut loaded = Loaded::like(flavour, &node_at_work(flavour.blocks())).unwrap();
+        let at_work = || OwnedNode { levels: flavour.has_levels(), ..node_at_work(flavour.blocks()) };
+        let mut loaded = Loaded::like(flavour, &at_work()).unwrap();
         for (name, frame) in corpus::frames() {
             // Test runs need an Ethernet header.
             if frame.len() >= 14 {
-                let mut node = node_at_work(flavour.blocks());
+                let mut node = at_work();
                 loaded.become_like(&node).unwrap();
                 both(&mut node, &mut loaded, &frame, &name);
             }

@@ -1,6 +1,6 @@
 //! An aggregator in memory of its own.
 
-use paatp_common::aggregate::Arrival;
+use paatp_common::aggregate::{Arrival, Outcome};
 use paatp_common::counter::{Counters, Event};
 use paatp_common::frame::{self, Frame, Parsed};
 use paatp_common::host::Host;
@@ -55,6 +55,8 @@ pub struct OwnedNode {
     pub blocks: usize,
     /// What happened.
     pub counters: Counters,
+    /// It is one with levels, whose jobs have no parents.
+    pub levels: bool,
 }
 
 impl OwnedNode {
@@ -73,6 +75,7 @@ impl OwnedNode {
             lanes: vec![SlotBlock::default(); slots * blocks],
             blocks,
             counters: Counters::default(),
+            levels: false,
         }
     }
 
@@ -92,6 +95,7 @@ impl OwnedNode {
             lanes: self.lanes.clone(),
             blocks: self.blocks,
             counters: self.counters,
+            levels: self.levels,
         }
     }
 
@@ -151,9 +155,20 @@ impl OwnedNode {
         source: Address,
         congested: bool,
     ) -> Result<(), Refusal> {
-        let length = self.host().handle(datagram, source, congested)?;
+        let length = self.handle(datagram, source, congested)?;
         datagram.truncate(length);
         Ok(())
+    }
+
+    fn handle(&mut self, datagram: &mut [u8], source: Address, congested: bool) -> Result<usize, Refusal> {
+        if !self.levels {
+            return self.host().handle(datagram, source, congested);
+        }
+        match self.host().handle_with_levels(&[], &[], datagram, source, congested) {
+            (Outcome::Answer { .. }, length) => Ok(length),
+            (Outcome::Drop(refusal), _) => Err(refusal),
+            (outcome, _) => panic!("without a parent, and still {outcome:?}"),
+        }
     }
 
     /// A well-formed request from its rank's own address.
@@ -194,7 +209,7 @@ impl OwnedNode {
             Parsed::Ours(layout, arrival) => (layout, arrival),
         };
         let Arrival { source, congested, .. } = arrival;
-        let Ok(length) = self.host().handle(&mut frame[layout.header()..], source, congested) else {
+        let Ok(length) = self.handle(&mut frame[layout.header()..], source, congested) else {
             return Verdict::Drop;
         };
         let payload = length - paatp_common::wire::HEADER_BYTES;

@@ -611,3 +611,112 @@ mod properties {
         }
     }
 }
+
+/// A node whose job `up` has ranks 4 to 5 of 8 here and the others elsewhere.
+fn lower() -> Membership {
+    let job = JobConfig { parent: Some("10.9.9.9".into()), ranks: "4-5".parse().ok(), ..config("up", 8) };
+    match Jobs::new(vec![job]) {
+        Ok(jobs) => Membership::new(&jobs, 20545, 2),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn join_lower(m: &mut Membership, rank: u32, address: IpAddr) -> Result<Joined, ControlError> {
+    m.join(Instant::now(), "up", &request(rank, 8), address, RANDOM)
+}
+
+fn granted(generation: u32) -> Grant {
+    let JobConfig { lanes, window, slots, .. } = config("up", 8);
+    Grant {
+        protocol: PROTOCOL,
+        job: 7,
+        generation,
+        nonce: 99,
+        world: 8,
+        lanes: lanes as u16,
+        window: window as u16,
+        slots,
+        port_base: 30000,
+        ports: 1,
+    }
+}
+
+const UPLINK: Uplink = Uplink {
+    interface: 3,
+    link: Link {
+        parent: mapped([10, 9, 9, 9]),
+        mac: [2; 6],
+        port_base: 30000,
+        ports: 1,
+        number: 7,
+        below: 0,
+        reserved: 0,
+    },
+};
+
+/// The ranks of one node wait: it goes up for them, and takes generation and nonce from above.
+#[test]
+fn a_lower_node_forms_what_its_parent_granted() {
+    let mut m = lower();
+    assert_eq!(code(join_lower(&mut m, 0, A)), "rank_elsewhere");
+    let v6: IpAddr = "fd00::1".parse().unwrap_or(A);
+    assert_eq!(code(join_lower(&mut m, 4, v6)), "no_levels", "its parent is reached over IPv4");
+    let first = join_lower(&mut m, 5, B).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!((first.formation, first.ascent), (None, None));
+    let second = join_lower(&mut m, 4, A).unwrap_or_else(|error| panic!("{error}"));
+    let Some(ascent) = second.ascent else { panic!("nobody goes up") };
+    assert_eq!((second.formation, ascent.world, ascent.parent.ranks.bits()), (None, 8, 0b11_0000));
+
+    let other = Grant { slots: 512, ..granted(77) };
+    let refused = m.form_below(&ascent, &other, UPLINK).err().map(|error| error.code().name());
+    assert_eq!(refused, Some("parent"));
+    let formation = m.form_below(&ascent, &granted(77), UPLINK).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!((formation.entry.generation, formation.entry.expected), (77, 0b11_0000));
+    assert_eq!((formation.entry.rises, formation.uplink), (1, Some(UPLINK)));
+    assert_eq!((formation.grant.generation, formation.grant.nonce, formation.grant.job), (77, 99, 0));
+    let ranks: Vec<_> = formation.ranks.iter().map(|rank| (rank.address, rank.key)).collect();
+    let address = |rank: usize| match rank {
+        4 => mapped([10, 0, 0, 1]),
+        5 => mapped([10, 0, 0, 2]),
+        _ => [0; 16],
+    };
+    // Results hold the salts of all ranks.
+    let expected: Vec<_> = (0..8).map(|rank| (address(rank), rank_key(99, rank as u8))).collect();
+    assert_eq!(ranks, expected);
+    assert_eq!(formation.waiters.len(), 2);
+
+    // Its own ranks are all that leaving waits for.
+    let leave = |rank| LeaveRequest { protocol: PROTOCOL, rank, generation: Some(77) };
+    assert_eq!(m.leave("up", &leave(4), A), Ok(Leaving::Noted));
+    assert!(matches!(m.leave("up", &leave(5), B), Ok(Leaving::Last { .. })));
+    assert!(m.parent("up").is_some_and(|parent| parent.address.port() == 20545));
+}
+
+/// An ascent that fails ends the waits that it was for, and no later ones.
+#[test]
+fn a_failed_ascent_ends_its_own_waits_only() {
+    let mut m = lower();
+    let mut both = || {
+        join_lower(&mut m, 5, B).unwrap_or_else(|error| panic!("{error}"));
+        join_lower(&mut m, 4, A).unwrap_or_else(|error| panic!("{error}")).ascent
+    };
+    let (Some(first), Some(second)) = (both(), both()) else { panic!("nobody goes up") };
+    assert_eq!(m.give_up(&first), vec![], "those who wait now are another ascent's");
+    assert_eq!(m.give_up(&second).len(), 2);
+    let late = m.form_below(&second, &granted(78), UPLINK).err().map(|error| error.code().name());
+    assert_eq!(late, Some("ranks_missing"));
+}
+
+/// A node that was not started for it joins for nobody, and takes nobody's sums.
+#[test]
+fn nodes_without_levels_take_no_part() {
+    let mut m = membership();
+    let mut node = |below| {
+        let request = JoinRequest { below, ..request(0, 2) };
+        code(m.join(Instant::now(), "pair", &request, A, RANDOM))
+    };
+    assert_eq!((node(Some(vec![1])), node(None)), ("no_levels", "joined"));
+    let job = JobConfig { parent: Some("10.9.9.9".into()), ranks: "0-1".parse().ok(), ..config("up", 8) };
+    let refused = m.create(&job, Access::Open, None).err().map(|error| error.code().name());
+    assert_eq!(refused, Some("no_levels"));
+}
