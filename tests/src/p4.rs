@@ -377,9 +377,9 @@ impl Switch {
     /// Where there is none.
     pub fn counter(&mut self, name: &str, index: usize) -> Result<u64> {
         let said = self.command(&format!("counter_read {name} {index}"))?;
-        let number = said.split("packets=").nth(1).unwrap_or_default();
-        let digits: String = number.chars().take_while(char::is_ascii_digit).collect();
-        digits.parse().with_context(|| format!("`{said}` is no value of {name}[{index}]"))
+        // `name[index]= (n bytes, m packets)`
+        let number = said.split(", ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap_or_default();
+        number.parse().with_context(|| format!("`{said}` is no value of {name}[{index}]"))
     }
 }
 
