@@ -28,12 +28,12 @@ pub struct Link {
     pub number: u16,
     /// One more than the number here of the job whose number at its parent is this entry's index. 0: there is none.
     pub below: u16,
-    /// Zero.
-    pub reserved: u16,
+    /// Not 0: the job's partial sums come from a switch, which knows the addresses of its ranks itself.
+    pub switched: u16,
 }
 
 const _: () = assert!(size_of::<Link>() == 32);
-described!(Link { parent, mac, port_base, ports, number, below, reserved });
+described!(Link { parent, mac, port_base, ports, number, below, switched });
 
 impl Link {
     /// The job has a parent.
@@ -242,23 +242,26 @@ pub struct Vouching {
     foreign: u64,
     /// The address it came from: it may speak only for ranks that are registered with that.
     source: Address,
+    /// Not 0: it comes from a switch, which may speak for all of them ([`Link::switched`]).
+    is_switched: u64,
 }
 
 impl Vouching {
-    /// For a sum that came from `source`.
+    /// For a sum that came from `source`, to a job with this [`Link::switched`].
     #[inline(always)]
     #[must_use]
-    pub fn of(header: &Header, source: Address, reach: u32) -> Vouching {
+    pub fn of(header: &Header, source: Address, reach: u32, switched: u16) -> Vouching {
         let (ack, contributed) = (Seq(header.raw_ack()), Seq(header.raw_progress()));
         let credit = Credit { generation: header.generation(), reach, ack, contributed };
-        Vouching { credit, sum: KeySum::of(header.bitmap()), foreign: opaque(0), source }
+        let is_switched = switched.into();
+        Vouching { credit, sum: KeySum::of(header.bitmap()), foreign: opaque(0), source, is_switched }
     }
 
     /// Takes in one rank, from rank 0 on. Returns true where no further rank is in the sum.
     #[inline(always)]
     pub fn visit(&mut self, turn: u64, rank: &RankEntry, progress: &Progress) -> bool {
         if self.sum.bits & 1 != 0 {
-            if rank.address == self.source {
+            if rank.address == self.source || self.is_switched != 0 {
                 progress.credit(turn as usize, &self.credit);
             } else {
                 self.foreign = 1;
@@ -369,10 +372,10 @@ mod tests {
         let progress = Progress::default();
         let here = RankEntry { address: [1; 16], key: 5, ..RankEntry::default() };
         let elsewhere = RankEntry { address: [2; 16], key: 7, ..RankEntry::default() };
-        let run = |bits: u64, ranks: &[RankEntry]| {
+        let by = |switched: u16, bits: u64, ranks: &[RankEntry]| {
             let mut header = answer(4, 4, 0);
             header.set_bitmap(bits);
-            let mut vouching = Vouching::of(&header, [1; 16], 8);
+            let mut vouching = Vouching::of(&header, [1; 16], 8, switched);
             for (turn, rank) in (0..).zip(ranks) {
                 if vouching.visit(turn, rank, &progress) {
                     break;
@@ -380,10 +383,13 @@ mod tests {
             }
             vouching.keys()
         };
+        let run = |bits: u64, ranks: &[RankEntry]| by(0, bits, ranks);
         assert_eq!(run(0b101, &[here, elsewhere, here]), Some(10));
         assert_eq!(run(0b110, &[here, elsewhere, here]), None);
         assert_eq!(run(0b1001, &[here, elsewhere, here]), None, "a rank that there is not");
         let reached = |rank| progress.reached(7, rank).contributed;
         assert_eq!([reached(0), reached(1), reached(2)], [Seq(4), Seq(0), Seq(4)]);
+        assert_eq!(by(1, 0b110, &[here, elsewhere, here]), Some(12), "a switch knows them itself");
+        assert_eq!(reached(1), Seq(4));
     }
 }

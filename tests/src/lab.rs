@@ -77,6 +77,18 @@ impl Host {
 }
 
 impl Host {
+    /// Its IPv4 address.
+    #[must_use]
+    pub const fn v4(&self) -> Ipv4Addr {
+        self.v4
+    }
+
+    /// Its address of Ethernet.
+    #[must_use]
+    pub const fn mac(&self) -> [u8; 6] {
+        mac_bytes(self.v4)
+    }
+
     /// Enters another host's addresses as a permanent neighbour.
     fn knows(&self, other: &Host) -> Result<()> {
         for family in [Family::V4, Family::V6] {
@@ -100,8 +112,12 @@ impl Host {
 
 /// A locally administered address of Ethernet for a host.
 fn mac_of(v4: Ipv4Addr) -> String {
+    mac_bytes(v4).map(|byte| format!("{byte:02x}")).join(":")
+}
+
+const fn mac_bytes(v4: Ipv4Addr) -> [u8; 6] {
     let [a, b, c, d] = v4.octets();
-    format!("02:50:{a:02x}:{b:02x}:{c:02x}:{d:02x}")
+    [2, 0x50, a, b, c, d]
 }
 
 /// A running lab. Dropping it removes everything.
@@ -114,6 +130,7 @@ pub struct Lab {
     /// Where lower aggregators run.
     pub racks: Vec<Host>,
     switch: Namespace,
+    bridge: String,
     // Detach when they are dropped.
     _passes: Vec<Ebpf>,
 }
@@ -205,7 +222,33 @@ impl Lab {
             Ok(pass)
         };
         let passes = racks.iter().chain([&aggregator]).map(pass_at).collect::<Result<_>>()?;
-        Ok(Lab { aggregator, workers, racks, switch, _passes: passes })
+        Ok(Lab { aggregator, workers, racks, switch, bridge, _passes: passes })
+    }
+
+    /// Takes the aggregator's port off the bridge, for a program that reads and writes whole frames to be put between: the
+    /// names of the interface towards the workers and of the port, and the namespace that they are in.
+    ///
+    /// Such a program sees frames as hosts hand them over, so checksums and segments are not left to cards any more.
+    ///
+    /// # Errors
+    /// Where `ip` or `ethtool` fails.
+    pub fn splice(&self) -> Result<(&Namespace, [String; 2])> {
+        let (bridged, near) = (format!("{PREFIX}x"), format!("{PREFIX}y"));
+        let port = self.aggregator.port.clone();
+        self.switch.ip(&["link", "add", &bridged, "type", "veth", "peer", "name", &near])?;
+        self.switch.ip(&["link", "set", &port, "nomaster"])?;
+        self.switch.ip(&["link", "set", &bridged, "master", &self.bridge, "up"])?;
+        self.switch.ip(&["link", "set", &near, "up"])?;
+        for host in self.workers.iter().chain([&self.aggregator]) {
+            let switches = ["tx", "off", "tso", "off", "gso", "off"];
+            host.namespace.output("ethtool", &[&["-K", &host.interface][..], &switches].concat())?;
+            host.namespace.ip(&["link", "set", &host.interface, "gso_max_segs", "1"])?;
+        }
+        wait_until("the new port forwarded", Duration::from_secs(20), || {
+            let link = self.switch.ip_json(&["-details", "link", "show", &bridged])?;
+            Ok(link[0]["linkinfo"]["info_slave_data"]["state"] == "forwarding")
+        })?;
+        Ok((&self.switch, [near, port]))
     }
 
     /// Disturbs a worker's packets until the answer is dropped. From now on the worker's interface sends one datagram at a

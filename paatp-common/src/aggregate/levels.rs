@@ -54,8 +54,9 @@ pub(super) fn vouched<M: Machine>(
     who: &Admitted<M::JobRef>,
 ) -> Result<u64, Refusal> {
     let reach = machine.job(who.job).slots;
-    let header = machine.header();
-    let (number, vouching) = (header.job(), Vouching::of(header, arrival.source, reach));
+    let number = machine.header().job();
+    let switched = machine.link(number).map_or(0, |link| link.switched);
+    let vouching = Vouching::of(machine.header(), arrival.source, reach, switched);
     machine.vouch(who.job, number, vouching).keys().ok_or(Refusal::ForeignAddress)
 }
 

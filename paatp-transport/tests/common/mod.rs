@@ -11,14 +11,21 @@ use paatp_common::counter::Counters;
 use paatp_common::host::Host;
 use paatp_common::job::{JobEntry, RankEntry, mapped};
 use paatp_common::lanes::SlotBlock;
+use paatp_common::levels::Link;
 use paatp_common::limits::{LANES_PER_BLOCK, MAX_JOBS, MAX_RANKS};
 use paatp_common::pool::Pool;
 use paatp_common::progress::Progress;
 use paatp_common::slot::Slot;
+use paatp_common::switch::{Outcome, Side, address_copy};
 use paatp_common::tag::rank_key;
+use paatp_common::wire::{HEADER_BYTES, Header};
 use paatp_transport::rate::Algorithm;
 use paatp_transport::{Event, Membership, Settings, Tensor, Time, Worker};
 use proptest::prelude::*;
+
+#[path = "../../../paatp-common/tests/support/mod.rs"]
+pub mod support;
+use support::switch::OwnedSwitch;
 
 pub const GENERATION: u32 = 0xC0FFEE;
 pub const NONCE: u64 = 0x0123_4567_89AB_CDEF;
@@ -135,6 +142,25 @@ impl Aggregator {
         }
     }
 
+    /// As [`Aggregator::handle`], on a node that takes the partial sums of a switch.
+    pub fn handle_behind_a_switch(&mut self, rank: u8, datagram: &mut Vec<u8>) -> bool {
+        let links = vec![Link { switched: 1, ..Link::default() }; MAX_JOBS];
+        let mut host = Host {
+            jobs: &mut self.jobs,
+            ranks: &self.ranks,
+            progress: &self.progress,
+            pool: Pool::default(),
+            slots: &mut self.slots,
+            lanes: &mut self.lanes,
+            blocks_per_slot: self.blocks,
+            counters: &mut self.counters,
+        };
+        let (outcome, length) =
+            host.handle_with_levels(&links, &[], datagram, mapped([10, 0, 0, rank]), false);
+        datagram.truncate(length);
+        matches!(outcome, paatp_common::aggregate::Outcome::Answer { .. })
+    }
+
     /// Flips a bit of a complete slot's lanes. Once for each result: the checksum sees every single wrong word, but its
     /// top bit is the parity of the words' top bits, so a second flip there may hide the first.
     pub fn damage(&mut self, random: &mut Random) {
@@ -173,8 +199,12 @@ pub fn algorithm() -> impl Strategy<Value = Algorithm> {
 }
 
 enum Flight {
+    /// From a worker: to the switch if there is one.
     ToAggregator(u8, Vec<u8>),
     ToWorker(u8, Vec<u8>),
+    /// Between switch and aggregator.
+    PastSwitch(u8, Vec<u8>),
+    ToSwitch(u8, Vec<u8>),
     Wake(u8),
 }
 
@@ -188,6 +218,8 @@ pub struct Net {
     /// Silenced ranks are neither asked nor told.
     pub silent: Vec<bool>,
     pub aggregator: Aggregator,
+    /// Between workers and aggregator, which then takes partial sums.
+    pub switch: Option<OwnedSwitch>,
     pub weather: Weather,
     pub random: Random,
     pub events: Vec<Vec<Event>>,
@@ -250,6 +282,7 @@ impl Net {
             workers: (0..shape.world).map(worker).collect(),
             silent: vec![false; world],
             aggregator: Aggregator::new(shape),
+            switch: None,
             weather,
             random: Random(seed),
             events: (0..world).map(|_| Vec::new()).collect(),
@@ -294,6 +327,13 @@ impl Net {
             self.answers_flipped += u64::from(flipped && matches!(flight, Flight::ToWorker(..)));
             self.post(at, flight);
         }
+    }
+
+    /// A datagram at the switch, whose clock is the network's.
+    fn switch(&mut self, side: Side, datagram: &mut [u8]) -> Outcome {
+        let Some(switch) = &mut self.switch else { return Outcome::Forward };
+        switch.now = self.now;
+        switch.datagram(datagram, side, false)
     }
 
     /// Lets a worker send what it has to send, and notes when it wants to be woken.
@@ -345,14 +385,42 @@ impl Net {
         self.now = at;
         self.steps += 1;
         match flight {
-            Flight::ToAggregator(rank, mut datagram) => {
+            Flight::ToAggregator(rank, mut datagram) if self.switch.is_some() => {
+                let outcome = self.switch(Side::Worker(mapped([10, 0, 0, rank])), &mut datagram);
+                match outcome {
+                    Outcome::Answer => {
+                        datagram.truncate(HEADER_BYTES);
+                        self.throw(datagram, |copy| Flight::ToWorker(rank, copy));
+                    }
+                    _ => self.throw(datagram, |copy| Flight::PastSwitch(rank, copy)),
+                }
+            }
+            Flight::ToSwitch(rank, mut datagram) => {
+                if let Outcome::Down { others } = self.switch(Side::Node, &mut datagram) {
+                    for other in (0..64).filter(|other| others >> other & 1 == 1) {
+                        let mut copy = datagram.clone();
+                        address_copy(Header::of_mut(&mut copy).unwrap(), other);
+                        self.throw(copy, |copy| Flight::ToWorker(other, copy));
+                    }
+                }
+                self.throw(datagram, |copy| Flight::ToWorker(rank, copy));
+            }
+            Flight::ToAggregator(rank, mut datagram) | Flight::PastSwitch(rank, mut datagram) => {
                 if let Some(mut meddle) = self.meddle.take() {
                     meddle(&mut self.aggregator, &mut self.random);
                     self.meddle = Some(meddle);
                 }
-                let answered = self.aggregator.handle(rank, &mut datagram);
+                let answered = if self.switch.is_some() {
+                    self.aggregator.handle_behind_a_switch(rank, &mut datagram)
+                } else {
+                    self.aggregator.handle(rank, &mut datagram)
+                };
                 if answered && self.answer_filter.as_mut().is_none_or(|filter| filter(rank, &mut datagram)) {
-                    self.throw(datagram, |copy| Flight::ToWorker(rank, copy));
+                    if self.switch.is_some() {
+                        self.throw(datagram, |copy| Flight::ToSwitch(rank, copy));
+                    } else {
+                        self.throw(datagram, |copy| Flight::ToWorker(rank, copy));
+                    }
                 }
             }
             Flight::ToWorker(rank, datagram) => {
