@@ -36,7 +36,7 @@ pub fn codegen(workspace: &Workspace, check: bool) -> Result<()> {
 
 /// Writes the test vectors, or says which are not as they should be.
 pub fn vectors(workspace: &Workspace, check: bool) -> Result<()> {
-    objects::host(workspace, Profile::Debug, &["-p", "paatp-tests", "--bin", "vectors"])?;
+    objects::host(workspace, Profile::Debug, &["vectors"])?;
     let mut command = Command::new(workspace.binary(Profile::Debug, "vectors"));
     command.args(check.then_some("--check"));
     process::run(&mut command, "`cargo xtask vectors` writes what differs.")

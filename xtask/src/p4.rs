@@ -25,7 +25,7 @@ pub fn test(workspace: &Workspace) -> Result<ExitCode> {
     let args: Vec<OsString> = PROGRAMS.iter().flat_map(|name| ["--test".into(), name.into()]).collect();
     let outcome = testing::run(workspace, &args)?;
     if let Some(all) = outcome.all().filter(|_| outcome.passed()) {
-        objects::host(workspace, Profile::Debug, &["-p", "paatp-tests", "--bin", "verified"])?;
+        objects::host(workspace, Profile::Debug, &["verified"])?;
         let mut command = Command::new(workspace.binary(Profile::Debug, "verified"));
         command.args(all.map(|(name, outcome)| format!("{name}={outcome}")));
         process::run(&mut command, "The tests passed, but p4/verified.json does not say so.")?;

@@ -650,7 +650,7 @@ const UPLINK: Uplink = Uplink {
         ports: 1,
         number: 7,
         below: 0,
-        reserved: 0,
+        switched: 0,
     },
 };
 
