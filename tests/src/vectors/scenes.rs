@@ -145,12 +145,15 @@ fn result(job: &TestJob, rank: u8, seq: u32, lanes: u16) -> Vec<u8> {
     })
 }
 
+/// Makes a vector.
+type Make = fn() -> Result<Vector>;
+
 /// All vectors, by name.
 ///
 /// # Errors
 /// Where a switch does not do what it is said to do.
 pub fn all() -> Result<BTreeMap<String, Vector>> {
-    let scenes: [(&str, fn() -> Result<Vector>); 14] = [
+    let scenes: [(&str, Make); 14] = [
         ("sum", sum),
         ("lengths", lengths),
         ("duplicates", duplicates),
