@@ -20,7 +20,7 @@ pub fn budget(program: &str) -> Budget {
         // Without CAP_PERFMON the kernel walks what a CPU may do by mistake as well, about four times as much.
         "aggregate" => Budget { instructions: 150_000, stack: 320 },
         "aggregate_wide" => Budget { instructions: 230_000, stack: 320 },
-        // Nodes with levels; they need CAP_PERFMON (docs/ebpf.md).
+        // Nodes with levels.
         "levels" => Budget { instructions: 380_000, stack: 320 },
         "levels_wide" => Budget { instructions: 560_000, stack: 320 },
         "feed_aggregate" => Budget { instructions: 150_000, stack: 320 },
