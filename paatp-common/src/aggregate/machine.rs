@@ -27,7 +27,7 @@ pub trait Machine {
     /// along how far that went.
     fn header(&mut self) -> &mut Header;
 
-    /// The tables of a job; `number` is below [`MAX_JOBS`].
+    /// The tables of a job; `number` is below [`MAX_JOBS`](crate::limits::MAX_JOBS).
     fn find(&self, number: u16) -> Option<Self::JobRef>;
     /// A job's entry.
     fn job(&self, job: Self::JobRef) -> &JobEntry;
@@ -41,7 +41,7 @@ pub trait Machine {
     fn progress(&self, job: Self::JobRef) -> &Progress;
     /// [`Progress::recompute`], in whatever way the machine loops.
     fn recompute(&mut self, job: Self::JobRef, members: Members);
-    /// The entry of a rank; `number` is below [`MAX_JOBS`], `rank` below [`MAX_RANKS`].
+    /// The entry of a rank; `number` is below [`MAX_JOBS`](crate::limits::MAX_JOBS), `rank` below [`MAX_RANKS`](crate::limits::MAX_RANKS).
     fn rank(&self, number: u16, rank: u8) -> Option<&RankEntry>;
     /// A slot by its index in the node's table.
     fn slot(&self, index: u32) -> Option<Self::SlotRef>;
@@ -89,11 +89,11 @@ pub trait Machine {
     /// Writes the slot's lanes over the payload.
     fn emit(&mut self, slot: Self::SlotRef, blocks: u32) -> Option<()>;
 
-    /// Levels: where a job's sums go; `number` is below [`MAX_JOBS`].
+    /// Levels: where a job's sums go; `number` is below [`MAX_JOBS`](crate::limits::MAX_JOBS).
     fn link(&self, _number: u16) -> Option<&Link> {
         None
     }
-    /// Levels: what the parent told; `number` is below [`MAX_JOBS`].
+    /// Levels: what the parent told; `number` is below [`MAX_JOBS`](crate::limits::MAX_JOBS).
     fn above(&self, _number: u16) -> Option<&Above> {
         None
     }
