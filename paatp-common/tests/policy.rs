@@ -154,8 +154,9 @@ fn f7_the_bitmap_of_the_result_says_who_is_in() {
     }
 }
 
+/// Part 2.6: what needs every rank, as rounds of exponents do, needs them whatever the quorum.
 #[test]
-fn what_the_ranks_ask_of_all_needs_all() {
+fn r26_what_the_ranks_ask_of_all_needs_all() {
     let mut bench = bench(3, 2, TWO);
     let chunk = Chunk { operation_and_type: sum_of(LANES).operation_and_type | EVERYBODY, ..sum_of(LANES) };
     assert_eq!(chunk.operation(), Some(Operation::Sum));
