@@ -28,9 +28,9 @@ use scene::{Bed, CHUNKS, END, Ending, JOB_TIMEOUT, Play, Policy, WINDOW, WORLD};
 /// Labs that are played in at a time: most of the time is waiting.
 const BEDS: usize = 4;
 /// Longest time without progress that the workers are given, where the daemon is to be faster.
-const PATIENCE: Duration = Duration::from_secs(8);
+const PATIENCE: Duration = Duration::from_secs(16);
 /// The same where nothing but their own patience ends their wait.
-const IMPATIENCE: Duration = Duration::from_secs(2);
+const IMPATIENCE: Duration = Duration::from_secs(5);
 /// Packets that are lost in scenes with loss, in each direction.
 const LOSS: f64 = 0.05;
 

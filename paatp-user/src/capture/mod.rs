@@ -182,14 +182,16 @@ impl Sink<'_> {
 pub fn run(args: &Capture) -> Result<(), CaptureError> {
     let interface = Interface::look(&args.iface)?;
     let settings = settings(args)?;
-    // Before the first packet, so that no signal ends it without the file's last block.
+    let mut socket = Socket::open(&interface, settings)?;
+    // Before signals are kept: a pipe that nobody reads waits for its reader, and Ctrl-C must end that.
+    let output = create(&args.write)?;
+    // Before the first packet is written, so that no signal ends it without the file's last block.
     let mut signals = SigSet::empty();
     signals.add(Signal::SIGINT);
     signals.add(Signal::SIGTERM);
     signals.thread_block()?;
     let signals = SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
 
-    let mut socket = Socket::open(&interface, settings)?;
     if query(interface.index).is_ok_and(|state| state.xdp.is_some()) {
         warn!(
             interface = args.iface,
@@ -198,7 +200,7 @@ pub fn run(args: &Capture) -> Result<(), CaptureError> {
         );
     }
     let failed = |source| write_failed(&args.write, source);
-    let mut writer = Writer::new(create(&args.write)?, &args.iface, "packet socket").map_err(failed)?;
+    let mut writer = Writer::new(output, &args.iface, "packet socket").map_err(failed)?;
     writer.flush().map_err(failed)?;
     eprintln!("capturing at {}; Ctrl-C ends it", args.iface);
 

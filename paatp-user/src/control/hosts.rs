@@ -24,10 +24,16 @@ const MAX_NAME_TOLD: usize = 253;
 pub struct Hosts(Vec<String>);
 
 impl Hosts {
-    /// With these names, in any case.
+    /// With these names, in any case, with or without a port.
     #[must_use]
     pub fn new(names: &[String]) -> Hosts {
-        Hosts(names.iter().map(|name| normal(name)).filter(|name| !name.is_empty()).collect())
+        Hosts(
+            names
+                .iter()
+                .map(|name| normal(without_port(name.trim())))
+                .filter(|name| !name.is_empty())
+                .collect(),
+        )
     }
 
     /// Whether a request for this host, with or without a port, is meant for us.
@@ -78,7 +84,7 @@ mod tests {
 
     #[test]
     fn names_are_addresses_or_known() {
-        let hosts = Hosts::new(&["Node.Example.".into(), String::new()]);
+        let hosts = Hosts::new(&["Node.Example.".into(), "other.example:20545".into(), String::new()]);
         for host in [
             "127.0.0.1",
             "127.0.0.1:20545",
@@ -90,6 +96,8 @@ mod tests {
             "localhost.",
             "node.example",
             "NODE.example:9",
+            "other.example",
+            "other.example:20545",
         ] {
             assert!(hosts.allow(host), "{host}");
         }

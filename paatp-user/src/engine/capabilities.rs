@@ -71,6 +71,21 @@ pub fn is_filtered() -> bool {
     has_filter(&std::fs::read_to_string("/proc/self/status").unwrap_or_default())
 }
 
+/// A seccomp filter is in force, and it keeps bpf(2) from the kernel: a call that every kernel refuses with `E2BIG`, because
+/// its argument is longer than a page, ends otherwise. (A filter that kills would have done so at the first call.)
+#[must_use]
+pub fn refuses_bpf() -> bool {
+    const BPF_MAP_LOOKUP_ELEM: libc::c_int = 1;
+    const TOO_LONG: libc::c_uint = 1 << 20;
+    if !is_filtered() {
+        return false;
+    }
+    // SAFETY: the kernel refuses the length before it reads the argument.
+    let ended =
+        unsafe { libc::syscall(libc::SYS_bpf, BPF_MAP_LOOKUP_ELEM, std::ptr::null::<u8>(), TOO_LONG) };
+    ended >= 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::E2BIG)
+}
+
 /// Reads the line `Seccomp` of `/proc/self/status`; 2 is a filter.
 fn has_filter(status: &str) -> bool {
     status.lines().any(|line| line.strip_prefix("Seccomp:").is_some_and(|mode| mode.trim() == "2"))

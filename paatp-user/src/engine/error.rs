@@ -172,7 +172,7 @@ pub struct Context {
     pub mtu: u32,
     /// This process's privileges.
     pub capabilities: Capabilities,
-    /// A seccomp filter is in force.
+    /// A seccomp filter refuses bpf(2).
     pub seccomp: bool,
     /// The program that is attached already.
     pub other_program: Option<u32>,

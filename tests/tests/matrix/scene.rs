@@ -31,7 +31,7 @@ pub const END: u32 = CHUNKS + 1;
 /// Chunks that a rank may contribute beyond its results.
 pub const WINDOW: u32 = 4;
 /// For how long a rank may hold the others up.
-pub const JOB_TIMEOUT: Duration = Duration::from_secs(2);
+pub const JOB_TIMEOUT: Duration = Duration::from_secs(4);
 
 const LANES: usize = 32;
 const SLOTS: u32 = 8;

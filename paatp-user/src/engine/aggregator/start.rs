@@ -13,7 +13,7 @@ use tracing::{info, warn};
 
 use crate::config::{Jobs, SlotSize};
 use crate::engine::attach::{AttachedMode, Attachment};
-use crate::engine::capabilities::{Capabilities, is_filtered};
+use crate::engine::capabilities::{Capabilities, refuses_bpf};
 use crate::engine::error::{Context, EngineError, Step, error_number, explain, verifier_log};
 use crate::engine::interface::Interface;
 use crate::engine::maps::Maps;
@@ -59,7 +59,7 @@ impl Aggregator {
             interface: interface.name.clone(),
             mtu: interface.mtu,
             capabilities: Capabilities::of_this_process(),
-            seccomp: is_filtered(),
+            seccomp: refuses_bpf(),
             slot_memory: jobs.slot_memory(),
             ..Context::default()
         };
@@ -280,7 +280,7 @@ pub fn check_program(object: &[u8], jobs: &Jobs) -> Result<(), EngineError> {
     }
     let context = Context {
         capabilities: Capabilities::of_this_process(),
-        seccomp: is_filtered(),
+        seccomp: refuses_bpf(),
         slot_memory: jobs.slot_memory(),
         ..Context::default()
     };
