@@ -3,7 +3,7 @@
 use crate::counter::{Event, Refusal};
 use crate::job::JobEntry;
 use crate::levels::{Heard, KeySum, Report, Vouching};
-use crate::limits::{LANES_PER_BLOCK, MAX_JOBS};
+use crate::limits::{LANES_PER_BLOCK, MAX_JOBS, MAX_RANKS};
 use crate::mind::opaque;
 use crate::seq::Seq;
 use crate::slot::Final;
@@ -69,7 +69,10 @@ pub(super) fn speaker<M: Machine>(machine: &mut M, rank: u8) -> u8 {
         return rank;
     }
     let header = machine.header();
-    if header.has(flags::PARTIAL) { header.status() } else { rank }
+    let status = header.status();
+    // Of a rank that is not in it a sum says nothing: a broadcast's payload counts only with its root's contribution (F20).
+    let is_in = status < MAX_RANKS as u8 && header.bitmap() >> (status & 63) & 1 == 1;
+    if header.has(flags::PARTIAL) && is_in { status } else { rank }
 }
 
 /// The bits of a contribution are what its sender may send: its own, or with PARTIAL its own and others, of the first
@@ -324,6 +327,10 @@ fn hand_down<M: Machine>(machine: &mut M, arrival: Arrival) -> Result<Outcome, R
 
 #[inline(always)]
 fn learn<M: Machine>(machine: &mut M, number: u16, generation: u32) {
+    // A switch on the way up speaks of its own memory, not of the job.
+    if machine.header().has(flags::PARTIAL) {
+        return;
+    }
     let heard = Heard::of(machine.header());
     if let Some(above) = machine.above(number) {
         above.learn(generation, heard);

@@ -378,11 +378,13 @@ impl Membership {
         entropy: Entropy,
     ) -> Result<Joined, ControlError> {
         let (limits, draining) = (self.limits, self.draining);
-        let number = self.find(name)?.number;
+        let job = self.find(name)?;
+        let (number, is_on_levels) = (job.number, job.parent.is_some() || request.below.is_some());
         if draining {
             return Err(ControlError::Draining);
         }
-        if request.below.is_some() && !self.levels {
+        // Also a job of before: its ranks would be given the sum of this node alone.
+        if is_on_levels && !self.levels {
             return Err(ControlError::NoLevels { job: name.into(), why: NO_LEVELS });
         }
         let Some(job) = self.jobs.get_mut(&number) else { return Err(unknown(name, Vec::new())) };

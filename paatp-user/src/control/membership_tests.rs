@@ -719,4 +719,8 @@ fn nodes_without_levels_take_no_part() {
     let job = JobConfig { parent: Some("10.9.9.9".into()), ranks: "0-1".parse().ok(), ..config("up", 8) };
     let refused = m.create(&job, Access::Open, None).err().map(|error| error.code().name());
     assert_eq!(refused, Some("no_levels"));
+    // A job that was made when the node had them: alone it would give its ranks the sum of this node.
+    let mut before = lower();
+    before.levels = false;
+    assert_eq!(code(join_lower(&mut before, 4, A)), "no_levels");
 }

@@ -123,6 +123,8 @@ impl Aggregator {
         let Found { set, mut maps, link, build, program: name } = found;
         info!(interface = interface.name, set = %set.path().display(), "taking over what an earlier start has pinned");
         let (size, levels) = kind_of(&name);
+        // A program with levels stays one: to another the sum of a rack, which waits for its parent, were a result.
+        let options = &Options { levels: options.levels || levels, ..options.clone() };
         let slots = maps.entries(if size == SlotSize::Wide { map::WIDE_SLOTS } else { map::SLOTS });
         let slots = slots.ok_or_else(|| no_map(map::SLOTS))?;
         let mode = attached_mode(&interface);
