@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is the failure report here")]
 
 use std::fs;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,10 +12,11 @@ use nix::mount::MsFlags;
 use nix::sys::signal::Signal;
 use paatp_common::Event;
 use paatp_tests::gradients::synthetic;
+use paatp_tests::http::send;
 use paatp_tests::job::{JobResult, run};
 use paatp_tests::kernel::attached;
 use paatp_tests::pins::{Pins, pin_some_map};
-use paatp_tests::process::{Aggregator, AggregatorOptions, Finished, Process, paatp, wait_until};
+use paatp_tests::process::{Aggregator, AggregatorOptions, Finished, PORT, Process, paatp, wait_until};
 use paatp_tests::{Dtype, Gradient, JobOptions, Lab, Layout, Rates, Running, require_bpf, skip};
 use serde_json::Value;
 
@@ -592,5 +594,37 @@ fn another_mode() {
     );
     assert_eq!(bench.set(), set);
     bench.works(running, &inputs);
+    bench.nothing_is_left();
+}
+
+/// A node with levels is killed and started without them. Its program keeps them, or the sum of a rack, which waits for its
+/// parent, were a result; and a rank of such a job is told.
+#[test]
+fn levels_stay_over_a_start_without_them() {
+    if !require_bpf("restart::levels_stay_over_a_start_without_them") {
+        return;
+    }
+    let mut bench = Bench::new(1);
+    let program = |bench: &Bench| {
+        let host = &bench.lab.aggregator;
+        attached(&host.namespace, &host.interface).unwrap().unwrap().name
+    };
+    bench.options.aggregator.more.extend(["--memory", "16MiB", "--levels"].map(str::to_owned));
+    let mut aggregator = bench.start();
+    assert_eq!(program(&bench), "levels");
+    let made = bench.paatp("job create up --world 8 --access open --parent 10.9.9.9 --ranks 0-1");
+    assert!(made.is_success(), "{}", made.output);
+    aggregator.process.kill();
+    bench.options.aggregator.more.retain(|arg| arg != "--levels");
+    let aggregator = bench.start();
+    assert_eq!(program(&bench), "levels");
+    let address = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), PORT);
+    let body = r#"{"protocol":1,"rank":0,"world":8,"wait_seconds":1}"#;
+    let join = || send(address, "POST", "/v1/jobs/up/join", body);
+    let answer = bench.lab.aggregator.namespace.run(join).unwrap().unwrap();
+    assert!(answer.status == 409 && answer.body.contains("no_levels"), "{answer:?}");
+    let inputs = inputs(1, 2000);
+    assert!(aggregator.stop().unwrap().is_success());
+    bench.works(Running::prepare(&bench.lab, &inputs, &bench.options).unwrap(), &inputs);
     bench.nothing_is_left();
 }
