@@ -19,6 +19,7 @@ use anyhow::{Context, Result, bail, ensure};
 use paatp_user::switch::entries::{Entry, Group};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
+use tempfile::TempDir;
 
 use crate::netns::Namespace;
 use crate::skip::skip;
@@ -242,6 +243,8 @@ pub struct Switch {
     commands: ChildStdin,
     said: Receiver<u8>,
     nodes: u32,
+    /// Of its socket; removed with it.
+    _folder: TempDir,
 }
 
 impl Switch {
@@ -257,19 +260,29 @@ impl Switch {
             command.args(["-i", &format!("{port}@{interface}")]);
         }
         // No log, nor what it would say: one line for each packet.
+        // Else a socket by one name for all of this machine, whatever the namespace: the second switch ends at once.
+        let folder = tempfile::tempdir().context("no temporary folder")?;
+        let news = format!("ipc://{}/news.ipc", folder.path().display());
+        command.args(["--notifications-addr", &news]);
         command.args(["--thrift-port", THRIFT, "--log-level", "off"]).arg(json);
         let child = command
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
             .with_context(|| format!("cannot start {}", tools.switch.display()))?;
-        let mut switch = Switch::connect(tools, namespace, child, THRIFT)?;
+        let mut switch = Switch::connect(tools, namespace, child, THRIFT, folder)?;
         switch.wait_for_prompt().context("the switch's command line does not answer")?;
         Ok(switch)
     }
 
     /// Starts the command line, again and again until the switch listens.
-    fn connect(tools: &Tools, namespace: &Namespace, mut child: Child, port: &str) -> Result<Switch> {
+    fn connect(
+        tools: &Tools,
+        namespace: &Namespace,
+        mut child: Child,
+        port: &str,
+        folder: TempDir,
+    ) -> Result<Switch> {
         let end = Instant::now() + PATIENCE;
         let is_listening = || {
             let address = format!("127.0.0.1:{port}");
@@ -307,7 +320,7 @@ impl Switch {
                 }
             }
         });
-        Ok(Switch { child, cli, commands, said, nodes: 0 })
+        Ok(Switch { child, cli, commands, said, nodes: 0, _folder: folder })
     }
 
     /// What was said up to the next prompt.
