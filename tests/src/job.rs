@@ -283,6 +283,21 @@ impl JobResult {
         self.ranks.iter().map(|rank| Some(rank.output.as_ref()?.digest())).collect()
     }
 
+    /// Bytes of a rank's tensors a second, of a run in which every rank got the same.
+    ///
+    /// # Errors
+    /// Where it was no such run, so that its time means nothing.
+    pub fn throughput(&self) -> Result<f64> {
+        let digests = self.digests().context("not every rank has a result")?;
+        ensure!(digests.windows(2).all(|pair| pair[0] == pair[1]), "ranks have different results");
+        let reports: Vec<_> = self.ranks.iter().filter_map(|rank| rank.report.as_ref()).collect();
+        ensure!(reports.len() == self.ranks.len(), "a rank wrote no report");
+        // The rank that was ready last: the others' times hold their waiting for it.
+        let seconds = reports.iter().filter_map(|report| report.seconds()).fold(f64::INFINITY, f64::min);
+        let bytes = reports.first().and_then(|report| report.0["tensor_bytes"].as_f64());
+        Ok(bytes.context("a report without tensor_bytes")? / seconds)
+    }
+
     /// Corrupted answers that workers refused.
     #[must_use]
     pub fn corruptions_seen_by_workers(&self) -> u64 {

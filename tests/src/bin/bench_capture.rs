@@ -111,14 +111,7 @@ fn run(lab: &Lab, inputs: &[Gradient], sample: Option<u32>, seen: &mut Seen) -> 
     let result = running.finish_after(DEADLINE, || {
         captured = capture.take().map(stop);
     })?;
-    let digests = result.digests().context("not every rank has a result")?;
-    ensure!(digests.iter().all(|digest| *digest == digests[0]), "ranks have different results");
-    let reports: Vec<_> = result.ranks.iter().filter_map(|rank| rank.report.as_ref()).collect();
-    ensure!(reports.len() == inputs.len(), "a rank wrote no report");
-    // The rank that was ready last: the others' times hold their waiting for it.
-    let seconds = reports.iter().filter_map(|report| report.seconds()).fold(f64::INFINITY, f64::min);
-    let bytes = reports[0].0["tensor_bytes"].as_f64().context("a report without tensor_bytes")?;
-    seen.rates.push(bytes / seconds);
+    seen.rates.push(result.throughput()?);
     let Some(finished) = captured.transpose()? else { return Ok(()) };
     let [passed, chosen, lost] =
         ["UDP port 20545: ", "asked for: ", "lost: "].map(|what| number(&finished, what));

@@ -190,15 +190,8 @@ fn run(lab: &Lab, inputs: &[Gradient], variant: Variant, seen: &mut Seen) -> Res
         (result, times)
     });
     let (result, times) = (result?, times?);
-    let digests = result.digests().context("not every rank has a result")?;
-    ensure!(digests.iter().all(|digest| *digest == digests[0]), "ranks have different results");
-    let reports: Vec<_> = result.ranks.iter().filter_map(|rank| rank.report.as_ref()).collect();
-    ensure!(reports.len() == inputs.len(), "a rank wrote no report");
-    // The rank that was ready last: the others' times hold their waiting for it.
-    let seconds = reports.iter().filter_map(|report| report.seconds()).fold(f64::INFINITY, f64::min);
-    let bytes = reports[0].0["tensor_bytes"].as_f64().context("a report without tensor_bytes")?;
     ensure!(variant.every.is_none() || !times.is_empty(), "nobody looked");
-    seen.rates.push(bytes / seconds);
+    seen.rates.push(result.throughput()?);
     seen.counts.push(times.len() as f64);
     seen.times.extend(times);
     Ok(())
