@@ -462,7 +462,7 @@ impl Session {
     /// Shows something, and ends when `q` is typed.
     fn on_a_terminal(&self, place: &str, namespace: &Namespace, line: &str) {
         let inner = format!("stty rows 30 cols 100; exec {line}");
-        let mut command = self.bash(namespace, "exec script -qec \"$INNER\" screen");
+        let mut command = self.bash(namespace, "exec script -qefc \"$INNER\" screen");
         command.env("INNER", inner).env("TERM", "xterm").stdin(Stdio::piped()).stdout(Stdio::null());
         let mut child = command.spawn().unwrap();
         let mut keys = child.stdin.take().unwrap();
