@@ -6,7 +6,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::job::{Address, RankEntry};
 use crate::layout::described;
-use crate::limits::MAX_RANKS;
+use crate::limits::{MAX_ATTEMPTS, MAX_RANKS};
 use crate::mind::{negative, opaque, pick};
 use crate::progress::{Credit, Progress, Shared, Word, later};
 use crate::seq::Seq;
@@ -28,12 +28,15 @@ pub struct Link {
     pub number: u16,
     /// One more than the number here of the job whose number at its parent is this entry's index. 0: there is none.
     pub below: u16,
-    /// Not 0: the job's partial sums come from a switch, which knows the addresses of its ranks itself.
-    pub switched: u16,
+    /// Not used yet; 0.
+    pub spare: [u8; 2],
+    /// Ranks that stand behind one switch: its partial sums, which come from the address of any of them, may hold all of
+    /// them. It knows their addresses itself.
+    pub switched: u64,
 }
 
-const _: () = assert!(size_of::<Link>() == 32);
-described!(Link { parent, mac, port_base, ports, number, below, switched });
+const _: () = assert!(size_of::<Link>() == 40);
+described!(Link { parent, mac, port_base, ports, number, below, spare, switched });
 
 impl Link {
     /// The job has a parent.
@@ -97,7 +100,7 @@ pub struct Above {
     low: Word,
     high: Word,
     told: Word,
-    redo: Word,
+    redo: RedoWord,
     ways: [Shared; MAX_RANKS],
 }
 
@@ -111,7 +114,7 @@ impl Default for Above {
             low: Word::default(),
             high: Word::default(),
             told: Word::default(),
-            redo: Word::default(),
+            redo: RedoWord::default(),
             ways: core::array::from_fn(|_| Shared::default()),
         }
     }
@@ -149,6 +152,33 @@ impl Report {
     };
 }
 
+/// A chunk that is being redone and its attempt, in one word, so that nobody reads those of two redos together: seq (32
+/// bits), attempt (3), the rest for the lower bits of the generation. (One of 2^29 other generations looks the same: its
+/// redo, which is told until the next answer comes from above, asks for a chunk once more than needed.)
+#[derive(Debug, Default)]
+#[repr(transparent)]
+struct RedoWord(Shared);
+
+impl RedoWord {
+    /// Bits below those of the generation.
+    const SHIFT: u32 = 35;
+    const _ATTEMPTS_FIT: () = assert!(MAX_ATTEMPTS < 8);
+
+    #[inline(always)]
+    fn set(&self, generation: u32, seq: u32, attempt: u64) {
+        self.0.store((generation as u64) << Self::SHIFT | (attempt & 7) << 32 | seq as u64);
+    }
+
+    /// Attempt 0 if the word is of another generation.
+    #[inline(always)]
+    fn get(&self, generation: u32) -> Redo {
+        let word = self.0.load() ^ (generation as u64) << Self::SHIFT;
+        let is_same = negative(((word >> Self::SHIFT) as i64).wrapping_sub(1));
+        let word = word & is_same;
+        Redo { seq: Seq(word as u32), attempt: (word >> 32) as u8 & 7 }
+    }
+}
+
 /// What one answer of a parent tells of its job. In whole words: a header that is copied to the stack cannot be read there
 /// in pieces, which is what the kernel's verifier wants.
 #[derive(Clone, Copy, Debug)]
@@ -157,8 +187,20 @@ pub struct Heard {
     high: u32,
     min_ack: u32,
     redo: u64,
+    attempt: u64,
     told: u64,
     is_result: bool,
+}
+
+/// Up to where a parent is believed: how far this node's own ranks are, and S. No number that it tells can be more than
+/// 2 S above their lowest acknowledgement (protocol-rules F13): min_ack is not above it, p_min and p_max are below
+/// min_ack + S, and what this node knows of its ranks may be S behind.
+#[derive(Clone, Copy, Debug)]
+pub struct Reach {
+    /// Lowest acknowledgement of this node's ranks.
+    pub floor: Seq,
+    /// S.
+    pub slots: u32,
 }
 
 impl Heard {
@@ -167,13 +209,16 @@ impl Heard {
     #[must_use]
     pub fn of(answer: &Header) -> Heard {
         let attempt = if answer.has(flags::REDO) { answer.tag() & 0xFF } else { 0 };
+        // There are no more; a forged one would end the job.
+        let attempt = if attempt > MAX_ATTEMPTS as u64 { 0 } else { attempt };
         let told = (answer.operation_or_epoch() as u64) << 16 | (answer.told() as u64) << 8;
         Heard {
             low: answer.raw_ack(),
             high: answer.raw_progress(),
             min_ack: answer.raw_want(),
             redo: answer.tag(),
-            told: attempt << 24 | told | answer.rank() as u64,
+            attempt,
+            told: told | answer.rank() as u64,
             is_result: answer.has(flags::RESULT),
         }
     }
@@ -182,12 +227,12 @@ impl Heard {
 impl Above {
     /// Takes in what an answer of the parent tells of the job.
     #[inline(always)]
-    pub fn learn(&self, generation: u32, heard: Heard) {
-        raise(&self.low, generation, heard.low);
-        raise(&self.high, generation, heard.high);
+    pub fn learn(&self, generation: u32, heard: Heard, reach: Reach) {
+        raise(&self.low, generation, heard.low, reach);
+        raise(&self.high, generation, heard.high, reach);
         if !heard.is_result {
-            raise(&self.min_ack, generation, heard.min_ack);
-            self.redo.set(generation, Redo::from_word(heard.redo).seq.0);
+            raise(&self.min_ack, generation, heard.min_ack, reach);
+            self.redo.set(generation, Redo::from_word(heard.redo).seq.0, heard.attempt);
             self.told.set(generation, heard.told as u32);
         }
     }
@@ -209,7 +254,7 @@ impl Above {
             slowest: told as u8,
             told: (told >> 8) as u8,
             epoch: (told >> 16) as u8,
-            redo: Redo { seq: Seq(self.redo.get(generation)), attempt: (told >> 24) as u8 },
+            redo: self.redo.get(generation),
         }
     }
 
@@ -226,10 +271,16 @@ impl Above {
     }
 }
 
-/// The number is at least this much. Two CPUs may write in either order: the lower value that can remain is safe.
+/// The number is at least this much, unless that cannot be. Two CPUs may write in either order: the lower value that can
+/// remain is safe.
 #[inline(always)]
-fn raise(word: &Word, generation: u32, value: u32) {
-    word.set(generation, later(Seq(word.get(generation)), Seq(value)).0);
+fn raise(word: &Word, generation: u32, value: u32, reach: Reach) {
+    let before = word.get(generation);
+    let limit = reach.floor.plus(reach.slots.wrapping_mul(2));
+    // What was there instead of what is beyond the limit, without a branch.
+    let beyond = negative(i64::from(limit.since(Seq(value)) as i32)) as u32;
+    let value = value ^ (value ^ before) & beyond;
+    word.set(generation, later(Seq(before), Seq(value)).0);
 }
 
 /// A walk over the ranks of a lower node's sum: their keys add up, and each is credited with the progress that the sum
@@ -242,31 +293,35 @@ pub struct Vouching {
     foreign: u64,
     /// The address it came from: it may speak only for ranks that are registered with that.
     source: Address,
-    /// Not 0: it comes from a switch, which may speak for all of them ([`Link::switched`]).
-    is_switched: u64,
+    /// Ranks that it may speak for wherever they are: those behind the sender's switch ([`Link::switched`]). The lowest bit
+    /// is the rank whose turn it is.
+    behind: u64,
 }
 
 impl Vouching {
     /// For a sum that came from `source`, to a job with this [`Link::switched`].
     #[inline(always)]
     #[must_use]
-    pub fn of(header: &Header, source: Address, reach: u32, switched: u16) -> Vouching {
+    pub fn of(header: &Header, source: Address, reach: u32, switched: u64) -> Vouching {
         let (ack, contributed) = (Seq(header.raw_ack()), Seq(header.raw_progress()));
         let credit = Credit { generation: header.generation(), reach, ack, contributed };
-        let is_switched = switched.into();
-        Vouching { credit, sum: KeySum::of(header.bitmap()), foreign: opaque(0), source, is_switched }
+        // A sum of a rank that is beside the switch is none of the switch's.
+        let is_behind = (switched >> (header.worker() & 63) & 1).wrapping_neg();
+        let behind = switched & is_behind;
+        Vouching { credit, sum: KeySum::of(header.bitmap()), foreign: opaque(0), source, behind }
     }
 
     /// Takes in one rank, from rank 0 on. Returns true where no further rank is in the sum.
     #[inline(always)]
     pub fn visit(&mut self, turn: u64, rank: &RankEntry, progress: &Progress) -> bool {
         if self.sum.bits & 1 != 0 {
-            if rank.address == self.source || self.is_switched != 0 {
+            if rank.address == self.source || self.behind & 1 != 0 {
                 progress.credit(turn as usize, &self.credit);
             } else {
                 self.foreign = 1;
             }
         }
+        self.behind >>= 1;
         self.sum.visit(rank)
     }
 
@@ -347,14 +402,53 @@ mod tests {
             for word in [&above.low, &above.high, &above.min_ack] {
                 word.set(7, start);
             }
-            above.learn(7, Heard::of(&answer(at(5), at(9), at(4))));
-            above.learn(7, Heard::of(&answer(at(3), at(8), at(2))));
+            let reach = Reach { floor: Seq(start), slots: 8 };
+            above.learn(7, Heard::of(&answer(at(5), at(9), at(4))), reach);
+            above.learn(7, Heard::of(&answer(at(3), at(8), at(2))), reach);
             let told = above.report(7, Seq(at(20)));
             assert_eq!((told.min_ack, told.low, told.high), (Seq(at(4)), Seq(at(5)), Seq(at(9))));
             assert_eq!((told.slowest, told.epoch), (3, 9));
             assert_eq!(above.report(7, Seq(at(2))).low, Seq(at(2)), "no promise beyond the wish");
             assert_eq!(above.report(8, Seq(9)).low, Seq(0), "another generation");
         }
+    }
+
+    /// One forged answer must not stop a node for good.
+    #[test]
+    fn f13_a_parent_is_believed_within_its_reach() {
+        for start in [0, u32::MAX - 4] {
+            let above = Above::default();
+            let at = |n: u32| start.wrapping_add(n);
+            let reach = Reach { floor: Seq(start), slots: 8 };
+            for word in [&above.low, &above.high, &above.min_ack] {
+                word.set(7, start);
+            }
+            above.learn(7, Heard::of(&answer(at(16), at(16), at(16))), reach);
+            for beyond in [17, 1 << 20, i32::MAX as u32] {
+                above.learn(7, Heard::of(&answer(at(beyond), at(beyond), at(beyond))), reach);
+            }
+            let told = above.report(7, Seq(at(100)));
+            assert_eq!((told.min_ack, told.low, told.high), (Seq(at(16)), Seq(at(16)), Seq(at(16))));
+        }
+    }
+
+    #[test]
+    fn a_redo_is_told_whole() {
+        let above = Above::default();
+        let reach = Reach { floor: Seq(0), slots: 8 };
+        let tell = |seq: u32, attempt: u8| {
+            let mut header = answer(0, 0, 0);
+            header.set_flags(flags::REDO);
+            header.set_tag(Redo { seq: Seq(seq), attempt }.to_word());
+            above.learn(7, Heard::of(&header), reach);
+            above.report(7, Seq(0)).redo
+        };
+        assert_eq!(tell(u32::MAX, MAX_ATTEMPTS), Redo { seq: Seq(u32::MAX), attempt: MAX_ATTEMPTS });
+        assert_eq!(above.report(8, Seq(0)).redo.attempt, 0, "another generation");
+        assert_eq!(tell(5, MAX_ATTEMPTS + 1).attempt, 0, "there is no such attempt");
+        tell(5, 1);
+        above.learn(7, Heard::of(&answer(0, 0, 0)), reach);
+        assert_eq!(above.report(7, Seq(0)).redo.attempt, 0, "it is over");
     }
 
     #[test]
@@ -372,7 +466,7 @@ mod tests {
         let progress = Progress::default();
         let here = RankEntry { address: [1; 16], key: 5, ..RankEntry::default() };
         let elsewhere = RankEntry { address: [2; 16], key: 7, ..RankEntry::default() };
-        let by = |switched: u16, bits: u64, ranks: &[RankEntry]| {
+        let by = |switched: u64, bits: u64, ranks: &[RankEntry]| {
             let mut header = answer(4, 4, 0);
             header.set_bitmap(bits);
             let mut vouching = Vouching::of(&header, [1; 16], 8, switched);
@@ -389,7 +483,12 @@ mod tests {
         assert_eq!(run(0b1001, &[here, elsewhere, here]), None, "a rank that there is not");
         let reached = |rank| progress.reached(7, rank).contributed;
         assert_eq!([reached(0), reached(1), reached(2)], [Seq(4), Seq(0), Seq(4)]);
-        assert_eq!(by(1, 0b110, &[here, elsewhere, here]), Some(12), "a switch knows them itself");
+        assert_eq!(by(0b110, 0b110, &[here, elsewhere, here]), None, "its sender, rank 0, is beside the switch");
+        assert_eq!(reached(1), Seq(0));
+        assert_eq!(by(0b011, 0b011, &[here, elsewhere, here]), Some(12), "a switch knows them itself");
         assert_eq!(reached(1), Seq(4));
+        assert_eq!(by(0b1_0011, 0b1_0011, &[here, elsewhere, here]), None, "a rank that there is not");
+        let nobody = RankEntry::default();
+        assert_eq!(by(0b11, 0b1011, &[here, elsewhere, here, nobody]), None, "a rank beyond the job's world");
     }
 }

@@ -78,7 +78,7 @@ fn through_the_switch(tools: &Tools, inputs: &[Gradient], plan: &Plan) -> (JobRe
     wait_until("the generation was formed", DEADLINE, || Ok(served(&running.maps).generation != 0)).unwrap();
     let entry = served(&running.maps);
     let mut links = running.maps.array::<PodOf<Link>>("LINKS").unwrap();
-    links.set(0, PodOf(Link { switched: 1, ..Link::default() }), 0).unwrap();
+    links.set(0, PodOf(Link { switched: (1 << world) - 1, ..Link::default() }), 0).unwrap();
     let neighbour = |(rank, worker): (u8, &paatp_tests::lab::Host)| Neighbour {
         rank,
         port: WORKERS,

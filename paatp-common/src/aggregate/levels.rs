@@ -2,7 +2,7 @@
 
 use crate::counter::{Event, Refusal};
 use crate::job::JobEntry;
-use crate::levels::{Heard, KeySum, Report, Vouching};
+use crate::levels::{Heard, KeySum, Reach, Report, Vouching};
 use crate::limits::{LANES_PER_BLOCK, MAX_JOBS, MAX_RANKS};
 use crate::mind::opaque;
 use crate::seq::Seq;
@@ -313,7 +313,7 @@ fn hand_down<M: Machine>(machine: &mut M, arrival: Arrival) -> Result<Outcome, R
     }
     // REJOIN holds the request's words.
     if status != Status::Rejoin as u8 {
-        learn(machine, number, generation);
+        learn(machine, job, number, generation);
         if machine.header().has(flags::RESULT) {
             keep(machine, job, number);
         }
@@ -326,14 +326,16 @@ fn hand_down<M: Machine>(machine: &mut M, arrival: Arrival) -> Result<Outcome, R
 }
 
 #[inline(always)]
-fn learn<M: Machine>(machine: &mut M, number: u16, generation: u32) {
+fn learn<M: Machine>(machine: &mut M, job: M::JobRef, number: u16, generation: u32) {
     // A switch on the way up speaks of its own memory, not of the job.
     if machine.header().has(flags::PARTIAL) {
         return;
     }
     let heard = Heard::of(machine.header());
+    let floor = machine.progress(job).acks.floor(generation);
+    let reach = Reach { floor, slots: machine.job(job).slots };
     if let Some(above) = machine.above(number) {
-        above.learn(generation, heard);
+        above.learn(generation, heard, reach);
     }
 }
 
@@ -356,42 +358,53 @@ fn keep<M: Machine>(machine: &mut M, job: M::JobRef, number: u16) {
     }
     let kept = replace(machine, slot, generation, want, keys);
     machine.unlock(slot);
-    if kept {
-        machine.note(Event::Completions);
-    } else {
-        machine.refuse(Refusal::BadTag);
+    match kept {
+        Kept::Now => machine.note(Event::Completions),
+        Kept::Not => {}
+        Kept::Bad => machine.refuse(Refusal::BadTag),
     }
 }
 
-/// Under the slot's lock: checks the result and writes it over the sum. False if it is not what the slot waits for.
+/// What became of a parent's result.
+#[derive(Clone, Copy)]
+enum Kept {
+    /// It is in the slot.
+    Now,
+    /// The slot does not wait for it.
+    Not,
+    /// It is not what the slot's ranks contributed to, or damaged.
+    Bad,
+}
+
+/// Under the slot's lock: checks the result and writes it over the sum.
 #[inline(always)]
-fn replace<M: Machine>(machine: &mut M, slot: M::SlotRef, generation: u32, want: Seq, keys: u64) -> bool {
+fn replace<M: Machine>(machine: &mut M, slot: M::SlotRef, generation: u32, want: Seq, keys: u64) -> Kept {
     let state = machine.state(slot);
     let (chunk, attempt) = (state.chunk(), state.attempt);
     if !state.holds(generation, want) || !state.is_sent() {
         // Another CPU was faster.
-        return true;
+        return Kept::Not;
     }
     let header = machine.header();
     let has_payload = header.has(flags::PAYLOAD);
     let (lanes, result_attempt, exponent) = (header.lanes(), header.attempt(), header.exponent());
     if result_attempt != attempt {
         // Of a redo: it is between the rank and the root.
-        return true;
+        return Kept::Not;
     }
     if exponent != chunk.exponent || has_payload && lanes != chunk.lanes {
-        return false;
+        return Kept::Bad;
     }
     let blocks = if has_payload { machine.forget(u64::from(lanes)) / LANES_PER_BLOCK as u64 } else { 0 };
     let blocks = machine.forget(blocks) as u32;
     let found = machine.verify(blocks);
     if !agrees(machine, found, tag::salt(keys, want, chunk)) {
-        return false;
+        return Kept::Bad;
     }
     if machine.replace(slot, blocks).is_none() {
-        return false;
+        return Kept::Bad;
     }
     let result = Final::of(machine.header());
     machine.state(slot).finish(result);
-    true
+    Kept::Now
 }

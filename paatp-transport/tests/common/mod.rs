@@ -144,7 +144,7 @@ impl Aggregator {
 
     /// As [`Aggregator::handle`], on a node that takes the partial sums of a switch.
     pub fn handle_behind_a_switch(&mut self, rank: u8, datagram: &mut Vec<u8>) -> bool {
-        let links = vec![Link { switched: 1, ..Link::default() }; MAX_JOBS];
+        let links = vec![Link { switched: u64::MAX, ..Link::default() }; MAX_JOBS];
         let mut host = Host {
             jobs: &mut self.jobs,
             ranks: &self.ranks,

@@ -641,18 +641,11 @@ fn granted(generation: u32) -> Grant {
     }
 }
 
-const UPLINK: Uplink = Uplink {
-    interface: 3,
-    link: Link {
-        parent: mapped([10, 9, 9, 9]),
-        mac: [2; 6],
-        port_base: 30000,
-        ports: 1,
-        number: 7,
-        below: 0,
-        switched: 0,
-    },
-};
+fn uplink() -> Uplink {
+    let parent = mapped([10, 9, 9, 9]);
+    let link = Link { parent, mac: [2; 6], port_base: 30000, ports: 1, number: 7, ..Link::default() };
+    Uplink { interface: 3, link }
+}
 
 /// The ranks of one node wait: it goes up for them, and takes generation and nonce from above.
 #[test]
@@ -668,11 +661,11 @@ fn a_lower_node_forms_what_its_parent_granted() {
     assert_eq!((second.formation, ascent.world, ascent.parent.ranks.bits()), (None, 8, 0b11_0000));
 
     let other = Grant { slots: 512, ..granted(77) };
-    let refused = m.form_below(&ascent, &other, UPLINK).err().map(|error| error.code().name());
+    let refused = m.form_below(&ascent, &other, uplink()).err().map(|error| error.code().name());
     assert_eq!(refused, Some("parent"));
-    let formation = m.form_below(&ascent, &granted(77), UPLINK).unwrap_or_else(|error| panic!("{error}"));
+    let formation = m.form_below(&ascent, &granted(77), uplink()).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!((formation.entry.generation, formation.entry.expected), (77, 0b11_0000));
-    assert_eq!((formation.entry.rises, formation.uplink), (1, Some(UPLINK)));
+    assert_eq!((formation.entry.rises, formation.uplink), (1, Some(uplink())));
     assert_eq!((formation.grant.generation, formation.grant.nonce, formation.grant.job), (77, 99, 0));
     let ranks: Vec<_> = formation.ranks.iter().map(|rank| (rank.address, rank.key)).collect();
     let address = |rank: usize| match rank {
@@ -703,7 +696,7 @@ fn a_failed_ascent_ends_its_own_waits_only() {
     let (Some(first), Some(second)) = (both(), both()) else { panic!("nobody goes up") };
     assert_eq!(m.give_up(&first), vec![], "those who wait now are another ascent's");
     assert_eq!(m.give_up(&second).len(), 2);
-    let late = m.form_below(&second, &granted(78), UPLINK).err().map(|error| error.code().name());
+    let late = m.form_below(&second, &granted(78), uplink()).err().map(|error| error.code().name());
     assert_eq!(late, Some("ranks_missing"));
 }
 
