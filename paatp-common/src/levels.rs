@@ -483,7 +483,11 @@ mod tests {
         assert_eq!(run(0b1001, &[here, elsewhere, here]), None, "a rank that there is not");
         let reached = |rank| progress.reached(7, rank).contributed;
         assert_eq!([reached(0), reached(1), reached(2)], [Seq(4), Seq(0), Seq(4)]);
-        assert_eq!(by(0b110, 0b110, &[here, elsewhere, here]), None, "its sender, rank 0, is beside the switch");
+        assert_eq!(
+            by(0b110, 0b110, &[here, elsewhere, here]),
+            None,
+            "its sender, rank 0, is beside the switch"
+        );
         assert_eq!(reached(1), Seq(0));
         assert_eq!(by(0b011, 0b011, &[here, elsewhere, here]), Some(12), "a switch knows them itself");
         assert_eq!(reached(1), Seq(4));

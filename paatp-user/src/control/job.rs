@@ -14,7 +14,7 @@ use crate::engine::ProgressSnapshot;
 
 use super::MAX_WAIT_SECONDS;
 use super::error::ControlError;
-use super::membership::{Ascent, Formation, JobFacts, Limits, WaiterId, table_address};
+use super::membership::{Formation, JobFacts, Limits, WaiterId, table_address};
 use super::memory::Memory;
 use super::protocol::{Grant, JobState, JobStatus, JoinRequest, PROTOCOL, Sync, SyncChange};
 use super::token::Secret;
@@ -65,6 +65,8 @@ pub(super) struct Job {
     pub(super) policy: FailurePolicy,
     pub(super) lost: Vec<u8>,
     pub(super) parent: Option<Parent>,
+    /// The last wait of those for whom the parent is being asked.
+    pub(super) ascending: Option<WaiterId>,
     watch: Watch,
 }
 
@@ -137,6 +139,7 @@ impl Job {
                 .parent_address()
                 .zip(config.ranks)
                 .map(|(address, ranks)| Parent { address, ranks }),
+            ascending: None,
             watch: Watch::default(),
         }
     }
@@ -248,20 +251,6 @@ impl Job {
         self.previous = self.running.take();
         self.running = Some(Generation { number: generation, addresses, left: 0, nonce, attempts });
         formation
-    }
-
-    /// All ranks of this node wait: what its parent is to be asked. `last` is the wait that made them complete.
-    pub(super) fn ascent(&self, now: Instant, last: WaiterId, parent: Parent) -> Ascent {
-        let left = |waiter: &Waiter| waiter.deadline.saturating_duration_since(now);
-        Ascent {
-            name: self.name.clone(),
-            number: self.number,
-            last,
-            parent,
-            world: self.entry.world,
-            wait: self.waiting.values().map(left).max().unwrap_or_default(),
-            layout: self.waiting.values().find_map(|waiter| waiter.layout.clone()),
-        }
     }
 
     /// What members of a generation need to know.

@@ -12,7 +12,6 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use paatp_common::job::{Address, JobEntry, RankEntry, mapped};
-use paatp_common::levels::Link;
 use paatp_common::limits::MAX_JOBS;
 use paatp_common::policy::Policy;
 use paatp_common::pool::K_MAX;
@@ -20,6 +19,7 @@ use paatp_common::pool::K_MAX;
 use crate::config::{Access, JobConfig, Jobs, MAX_NAME_BYTES, MemoryKind};
 use crate::engine::ProgressSnapshot;
 
+pub use super::ascent::{Ascent, Uplink};
 use super::error::ControlError;
 use super::generation::Generations;
 pub use super::job::{Generation, Loss, Parent};
@@ -60,34 +60,6 @@ pub struct Joined {
     pub formation: Option<Formation>,
     /// All ranks of this node wait: it is to join the job's parent for them.
     pub ascent: Option<Ascent>,
-}
-
-/// A node that joins its parent for the ranks that wait here.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ascent {
-    /// Name of the job, here and there.
-    pub name: String,
-    /// Its number here.
-    pub number: u16,
-    /// Tells it from another that began later.
-    pub last: WaiterId,
-    /// Where it goes.
-    pub parent: Parent,
-    /// Number of ranks of the whole job.
-    pub world: u8,
-    /// How long it may wait for ranks of other nodes.
-    pub wait: Duration,
-    /// What the ranks reduce, if they told.
-    pub layout: Option<String>,
-}
-
-/// What a parent granted, and how it is reached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Uplink {
-    /// Index of the interface towards it.
-    pub interface: u32,
-    /// For the data plane, but for `below`.
-    pub link: Link,
 }
 
 /// A complete generation: what to write to the tables, and whom to tell afterwards.
@@ -406,62 +378,12 @@ impl Membership {
         let waiter = Waiter { id, address, layout, attempt, deadline: now + wait };
         let replaced = job.waiting.insert(rank, waiter).map(|old| old.id);
         let is_complete = job.missing().is_empty();
-        let ascent = job.parent.filter(|_| is_complete).map(|parent| job.ascent(now, id, parent));
-        let formation = (is_complete && ascent.is_none()).then(|| {
+        let ascent = job.begin_ascent(now);
+        let formation = (is_complete && job.parent.is_none()).then(|| {
             let generation = self.generations.next(entropy.generation);
             job.form(&limits, generation, entropy.nonce)
         });
         Ok(Joined { waiter: id, replaced, formation, ascent })
-    }
-
-    /// The parent has granted what an ascent asked for: the generation, unless ranks wait no more.
-    ///
-    /// # Errors
-    /// If the parent's job is another one, or somebody has gone.
-    pub fn form_below(
-        &mut self,
-        ascent: &Ascent,
-        grant: &Grant,
-        uplink: Uplink,
-    ) -> Result<Formation, ControlError> {
-        let limits = self.limits;
-        let Some(job) = self.jobs.get_mut(&ascent.number).filter(|job| job.name == ascent.name) else {
-            return Err(ControlError::JobDeleted(ascent.name.clone()));
-        };
-        let own = (job.entry.world, job.entry.lanes, job.entry.window, job.entry.slots);
-        let theirs = (grant.world, grant.lanes, grant.window, grant.slots);
-        if own != theirs {
-            let why = format!(
-                "has ranks, lanes, window and slots {theirs:?}, and here they are {own:?}; create both with the same"
-            );
-            return Err(ControlError::Parent { job: job.name.clone(), parent: ascent.parent.address, why });
-        }
-        let missing = job.missing();
-        if !missing.is_empty() {
-            let (world, waited) = (grant.world.into(), "the parent's grant came".into());
-            return Err(ControlError::RanksMissing { world, waited, missing });
-        }
-        self.generations.remember(grant.generation);
-        let mut formation = job.form(&limits, grant.generation, grant.nonce);
-        formation.uplink = Some(uplink);
-        Ok(formation)
-    }
-
-    /// An ascent failed: those who wait, unless another one has begun meanwhile.
-    pub fn give_up(&mut self, ascent: &Ascent) -> Vec<WaiterId> {
-        let Some(job) = self.jobs.get_mut(&ascent.number).filter(|job| job.name == ascent.name) else {
-            return Vec::new();
-        };
-        if job.waiting.values().map(|waiter| waiter.id).max() != Some(ascent.last) {
-            return Vec::new();
-        }
-        std::mem::take(&mut job.waiting).into_values().map(|waiter| waiter.id).collect()
-    }
-
-    /// Where a job's sums go, if they do.
-    #[must_use]
-    pub fn parent(&self, name: &str) -> Option<Parent> {
-        self.jobs.values().find(|job| job.name == name)?.parent
     }
 
     /// A rank asks again for the grant that its wait has brought already, because the answer got lost: the same one.

@@ -3,6 +3,7 @@
 //! [`membership`] decides and does no I/O; [`server`] speaks HTTP and writes the tables that it decides on.
 
 pub(crate) mod api;
+pub mod ascent;
 pub mod error;
 pub mod generation;
 pub mod hosts;

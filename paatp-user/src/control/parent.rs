@@ -11,8 +11,9 @@ use crate::client::{Server, escape};
 use crate::worker::Endpoint;
 use crate::worker::xdp::route::Way;
 
+use super::ascent::{Ascent, Uplink};
 use super::error::{Code, ControlError};
-use super::membership::{Ascent, Parent, Uplink, table_address};
+use super::membership::{Parent, table_address};
 use super::protocol::{Grant, JoinRequest, LeaveRequest, PROTOCOL, Problem};
 
 /// Longer than the parent may take to say that the wait is over.

@@ -24,10 +24,11 @@ use paatp_transport::rate::share::Share;
 use paatp_transport::words::Ranks;
 
 use super::api;
+use super::ascent::{Ascent, Setback};
 use super::error::ControlError;
 use super::hosts::{self, Hosts};
 use super::http::{Connections, Peer, Scope};
-use super::membership::{Ascent, Entropy, Leaving, Membership, Parent, WaiterId};
+use super::membership::{Entropy, Leaving, Membership, Parent, WaiterId};
 use super::pacing::Pacing;
 use super::parent;
 use super::protocol::{
@@ -207,10 +208,10 @@ impl Control {
         inner.waiting.insert(joined.waiter, sender);
         inner.tell(joined.replaced, &Err(ControlError::Replaced(request.rank)));
         if let Some(formation) = &joined.formation {
-            inner.form(formation);
+            let _ = inner.form(formation);
         }
         if let Some(ascent) = joined.ascent {
-            tokio::spawn(self.clone().ascend(ascent));
+            self.clone().go_up(ascent);
         }
         let deadline = inner.membership.deadline(name, joined.waiter);
         let wait = Wait { control: self.clone(), name: name.into(), waiter: joined.waiter };
@@ -236,21 +237,28 @@ impl Control {
             }),
         };
         let mut inner = self.lock();
-        let granted = asked.and_then(|(grant, uplink)| {
+        let formed = asked.and_then(|(grant, uplink)| {
             let formed = inner.membership.form_below(&ascent, &grant, uplink);
-            if formed.is_err() {
+            let is_in_force = formed.as_ref().is_ok_and(|formation| inner.form(formation));
+            if !is_in_force {
+                // The other nodes' ranks would wait for these for ever.
                 leave_parent(ascent.parent, ascent.name.clone(), grant.generation);
             }
             formed
         });
-        match granted {
-            Ok(formation) => inner.form(&formation),
-            Err(error) => {
-                warn!(job = ascent.name, "not formed: {error}");
-                let waiters = inner.membership.give_up(&ascent);
-                inner.tell(waiters, &Err(error));
+        if let Err(error) = formed {
+            warn!(job = ascent.name, "not formed: {error}");
+            let Setback { waiters, next } = inner.membership.give_up(&ascent, Instant::now());
+            inner.tell(waiters, &Err(error));
+            if let Some(next) = next {
+                self.clone().go_up(next);
             }
         }
+    }
+
+    /// Goes up meanwhile.
+    fn go_up(self, ascent: Ascent) {
+        tokio::spawn(self.ascend(ascent));
     }
 
     pub(super) fn leave(&self, name: &str, request: &LeaveRequest, peer: Peer) -> Result<(), ControlError> {
@@ -292,12 +300,16 @@ impl Control {
         let random = entropy()?.generation;
         let mut inner = self.lock();
         let deletion = inner.membership.plan_deletion(name, random)?;
+        let above = inner.membership.above(name);
         if let Some((number, entry)) = deletion.write {
             inner.write(number, entry)?;
         }
         inner.membership.delete(&deletion, Instant::now());
         inner.keep();
         inner.tell(deletion.waiters, &Err(ControlError::JobDeleted(name.into())));
+        if let Some((parent, generation)) = above {
+            leave_parent(parent, name.into(), generation);
+        }
         info!(job = name, "deleted");
         Ok(())
     }
@@ -409,6 +421,7 @@ impl Control {
         for number in inner.membership.closed(now) {
             match inner.write(number, JobEntry::default()) {
                 Ok(()) => {
+                    inner.unlink(number);
                     inner.membership.free(number);
                     inner.keep();
                 }

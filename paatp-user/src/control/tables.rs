@@ -24,6 +24,14 @@ pub trait Tables: Send {
     /// If the table cannot be written.
     fn write(&mut self, number: u16, entry: JobEntry) -> Result<(), EngineError>;
 
+    /// A job has no parent any more: it is gone.
+    ///
+    /// # Errors
+    /// If the table cannot be written.
+    fn unlink(&mut self, _number: u16) -> Result<(), EngineError> {
+        Ok(())
+    }
+
     /// How a job's ranks wait for one another.
     fn policy(&self, number: u16) -> Policy;
 
@@ -75,6 +83,10 @@ impl Tables for Aggregator {
     fn write(&mut self, number: u16, entry: JobEntry) -> Result<(), EngineError> {
         self.write_job(number, &entry);
         Ok(())
+    }
+
+    fn unlink(&mut self, number: u16) -> Result<(), EngineError> {
+        Aggregator::unlink(self, number)
     }
 
     fn policy(&self, number: u16) -> Policy {

@@ -219,6 +219,8 @@ impl Aggregator {
     /// If a table cannot be written.
     pub fn install(&mut self, formation: &Formation) -> Result<(), EngineError> {
         let number = u32::from(formation.number);
+        // Looked at before anything is written: what cannot be linked leaves all as it is.
+        let links = self.links(formation.number, formation.uplink)?;
         self.jobs.write(formation.number, &JobEntry { generation: 0, ..formation.entry });
         self.jobs.set_policy(formation.number, formation.entry.policy);
         let mut ranks: Array<_, Raw<RankEntry>> = array_mut(&mut self.maps, map::RANKS)?;
@@ -226,28 +228,40 @@ impl Aggregator {
             ranks.set(index, Raw(*rank), 0).map_err(|source| table_error(map::RANKS, source))?;
         }
         self.members.insert(formation.number, formation.ranks.clone());
-        self.link(formation.number, formation.uplink)?;
+        self.set_links(&links)?;
         self.jobs.write(formation.number, &formation.entry);
         Ok(())
     }
 
-    /// Says where a job's sums go, and that answers from there are its.
-    fn link(&mut self, number: u16, uplink: Option<Uplink>) -> Result<(), EngineError> {
-        let failed = |source| table_error(map::LINKS, source);
+    /// Forgets where a job's sums went.
+    ///
+    /// # Errors
+    /// If the table cannot be read or written.
+    pub fn unlink(&mut self, number: u16) -> Result<(), EngineError> {
+        let links = self.links(number, None)?;
+        self.set_links(&links)
+    }
+
+    /// Entries to write so that a job's sums go where they are to, and answers from there are its.
+    fn links(&self, number: u16, uplink: Option<Uplink>) -> Result<Vec<(u32, Link)>, EngineError> {
         if let Some(other) = uplink.filter(|uplink| uplink.interface != self.interface.index) {
             return Err(EngineError::OtherWay {
                 interface: self.interface.name.clone(),
                 other: netlink::query(other.interface).map(|link| link.name).unwrap_or_default(),
             });
         }
-        let mut table: Array<_, Raw<Link>> = array_mut(&mut self.maps, map::LINKS)?;
+        let table: Array<_, Raw<Link>> = array(&self.maps, map::LINKS)?;
         let old: Result<Vec<Link>, _> =
             (0..MAX_JOBS as u32).map(|index| table.get(&index, 0).map(|raw| raw.0)).collect();
-        let old = old.map_err(failed)?;
+        let old = old.map_err(|source| table_error(map::LINKS, source))?;
         let new = linked(&old, number, uplink.map(|uplink| uplink.link)).ok_or(EngineError::NumberTaken)?;
-        for (index, link) in (0u32..).zip(&new).filter(|(index, link)| old.get(*index as usize) != Some(link))
-        {
-            table.set(index, Raw(*link), 0).map_err(failed)?;
+        Ok((0..).zip(new).filter(|(index, link)| old.get(*index as usize) != Some(link)).collect())
+    }
+
+    fn set_links(&mut self, links: &[(u32, Link)]) -> Result<(), EngineError> {
+        let mut table: Array<_, Raw<Link>> = array_mut(&mut self.maps, map::LINKS)?;
+        for (index, link) in links {
+            table.set(*index, Raw(*link), 0).map_err(|source| table_error(map::LINKS, source))?;
         }
         Ok(())
     }

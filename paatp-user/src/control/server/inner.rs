@@ -90,8 +90,16 @@ impl Inner {
         }
     }
 
-    /// Writes the tables, then answers everybody who waits.
-    pub(super) fn form(&mut self, formation: &Formation) {
+    /// A job is gone: nothing goes up for its number any more, nor comes down.
+    pub(super) fn unlink(&mut self, number: u16) {
+        if let Err(cause) = self.tables.lock().unwrap_or_else(PoisonError::into_inner).unlink(number) {
+            // Without an entry of the job it does nothing, and the next job of this number writes its own.
+            warn!(number, "cannot take a job's link to its parent away: {cause}");
+        }
+    }
+
+    /// Writes the tables, then answers everybody who waits. True if the generation is in force.
+    pub(super) fn form(&mut self, formation: &Formation) -> bool {
         self.keep();
         let written = self.tables.lock().unwrap_or_else(PoisonError::into_inner).install(formation);
         let answer = match written {
@@ -109,6 +117,7 @@ impl Inner {
             }
         };
         self.tell(formation.waiters.iter().copied(), &answer);
+        answer.is_ok()
     }
 
     /// Ranks held the others up for too long.
