@@ -135,6 +135,12 @@ pub struct Lab {
     _passes: Vec<Ebpf>,
 }
 
+/// The bridge between a spliced program and the aggregator.
+const BEYOND: &str = "paatpbeyond";
+/// The bridges' ends of the links to a spliced program.
+const NEAR_SIDE: &str = "paatpnear";
+const FAR_SIDE: &str = "paatpfar";
+
 static LABS: AtomicU32 = AtomicU32::new(0);
 
 impl Lab {
@@ -226,29 +232,78 @@ impl Lab {
     }
 
     /// Takes the aggregator's port off the bridge, for a program that reads and writes whole frames to be put between: the
-    /// names of the interface towards the workers and of the port, and the namespace that they are in.
+    /// names of the interfaces towards the workers and towards the aggregator, and the namespace that they are in.
+    ///
+    /// ```text
+    ///   workers ── bridge ──veth── program ──veth── bridge ── aggregator
+    /// ```
     ///
     /// Such a program sees frames as hosts hand them over, so checksums and segments are not left to cards any more.
     ///
     /// # Errors
     /// Where `ip` or `ethtool` fails.
     pub fn splice(&self) -> Result<(&Namespace, [String; 2])> {
-        let (bridged, near) = (format!("{PREFIX}x"), format!("{PREFIX}y"));
-        let port = self.aggregator.port.clone();
-        self.switch.ip(&["link", "add", &bridged, "type", "veth", "peer", "name", &near])?;
-        self.switch.ip(&["link", "set", &port, "nomaster"])?;
-        self.switch.ip(&["link", "set", &bridged, "master", &self.bridge, "up"])?;
-        self.switch.ip(&["link", "set", &near, "up"])?;
+        let (near, far) = (format!("{PREFIX}y"), format!("{PREFIX}z"));
+        let port = &self.aggregator.port;
+        self.switch.ip(&[
+            "link",
+            "add",
+            BEYOND,
+            "type",
+            "bridge",
+            "stp_state",
+            "0",
+            "mcast_snooping",
+            "0",
+        ])?;
+        self.switch.ip(&["link", "set", BEYOND, "up"])?;
+        self.switch.ip(&["link", "set", port, "master", BEYOND])?;
+        for (bridged, end, bridge) in [(NEAR_SIDE, &near, self.bridge.as_str()), (FAR_SIDE, &far, BEYOND)] {
+            self.switch.ip(&["link", "add", bridged, "type", "veth", "peer", "name", end])?;
+            self.switch.ip(&["link", "set", bridged, "master", bridge, "up"])?;
+            self.switch.ip(&["link", "set", end, "up"])?;
+        }
         for host in self.workers.iter().chain([&self.aggregator]) {
             let switches = ["tx", "off", "tso", "off", "gso", "off"];
             host.namespace.output("ethtool", &[&["-K", &host.interface][..], &switches].concat())?;
             host.namespace.ip(&["link", "set", &host.interface, "gso_max_segs", "1"])?;
         }
-        wait_until("the new port forwarded", Duration::from_secs(20), || {
-            let link = self.switch.ip_json(&["-details", "link", "show", &bridged])?;
+        for port in [NEAR_SIDE, FAR_SIDE, port] {
+            self.wait_for_forwarding(port)?;
+        }
+        Ok((&self.switch, [near, far]))
+    }
+
+    /// The program's link to the workers fails, and the aggregator's port is where it was without the program: as in a
+    /// network that has another way.
+    ///
+    /// # Errors
+    /// Where `ip` fails.
+    pub fn bypass(&self) -> Result<()> {
+        self.switch.ip(&["link", "set", NEAR_SIDE, "down"])?;
+        self.switch.ip(&["link", "set", &self.aggregator.port, "master", &self.bridge])?;
+        self.wait_for_forwarding(&self.aggregator.port)
+    }
+
+    fn wait_for_forwarding(&self, port: &str) -> Result<()> {
+        wait_until("a port forwarded", Duration::from_secs(20), || {
+            let link = self.switch.ip_json(&["-details", "link", "show", port])?;
             Ok(link[0]["linkinfo"]["info_slave_data"]["state"] == "forwarding")
-        })?;
-        Ok((&self.switch, [near, port]))
+        })
+    }
+
+    /// Disturbs what the spliced program and the aggregator send one another, until the answer is dropped.
+    ///
+    /// # Errors
+    /// As [`Lab::disturb`].
+    pub fn disturb_beyond(
+        &self,
+        ports: RangeInclusive<u16>,
+        seed: u64,
+        requests: Rates,
+        answers: Rates,
+    ) -> Result<Disturbance> {
+        Disturbance::attach(&self.switch, FAR_SIDE, ports, seed, requests, answers)
     }
 
     /// Disturbs a worker's packets until the answer is dropped. From now on the worker's interface sends one datagram at a
