@@ -8,8 +8,13 @@ use core::time::Duration;
 
 use crate::time::Time;
 
-/// Requests answered after a request before it is thought lost; queues and CPUs reorder a little (RFC 9002, 6.1.1).
+/// Requests answered after a request before it is thought lost, at first; queues and CPUs reorder a little (RFC 9002,
+/// 6.1.1).
 const REORDERING: u32 = 3;
+/// The same at most. More than a window hardly has: only time tells then.
+const REORDERING_MOST: u32 = 96;
+/// Losses without a late answer after which answers are thought to come in order again (RFC 8985, 6.2: 16 recoveries).
+const IN_ORDER_AFTER: u32 = 16;
 /// Retransmission time-out before the first sample.
 const RTO_INITIAL: u64 = 20_000;
 /// Shortest time-out, in µs: the aggregator answers in microseconds, but hosts are scheduled in milliseconds.
@@ -36,7 +41,10 @@ pub(crate) struct Sent {
 enum State {
     UnderWay,
     Answered,
-    Lost,
+    /// Others that were sent later have been answered.
+    Overtaken,
+    /// It took too long.
+    Expired,
 }
 
 /// An answered request.
@@ -63,6 +71,9 @@ pub(crate) struct Recovery {
     /// When the first request after the latest answer was sent.
     unanswered: Option<Time>,
     rtt: Rtt,
+    /// How far answers overtake one another: where some come from a rack or a switch and others from behind it, that is
+    /// nothing unusual.
+    overtaking: Overtaking,
     backoff: u32,
     expired: bool,
 }
@@ -80,6 +91,7 @@ impl Recovery {
             answered: None,
             unanswered: None,
             rtt,
+            overtaking: Overtaking::default(),
             backoff: 0,
             expired: false,
         }
@@ -103,11 +115,16 @@ impl Recovery {
         let (sent, state) = self.requests.get_mut(index)?;
         let late = match state {
             State::UnderWay => false,
-            State::Lost => true,
+            State::Overtaken | State::Expired => true,
             State::Answered => return None,
         };
+        // That others were faster said nothing. (An expired time-out says nothing of the order.)
+        let was_overtaken = *state == State::Overtaken;
         *state = State::Answered;
         let (sent, rtt) = (*sent, now.since(sent.at));
+        if was_overtaken {
+            self.overtaking.widen();
+        }
         self.rtt.sample(rtt.as_micros() as u64);
         self.backoff = 0;
         if self.answered.is_none_or(|latest| token.wrapping_sub(latest) as i32 > 0) {
@@ -122,7 +139,7 @@ impl Recovery {
         self.forget();
         let token = self.live;
         let index = token.wrapping_sub(self.first) as usize;
-        let rtt_threshold = self.rtt.reordering();
+        let rtt_threshold = self.reordering_time();
         let rto = self.rto();
         let overtaken = self.overtaken_by(token);
         let Some((sent, state)) = self.requests.get_mut(index) else {
@@ -130,13 +147,13 @@ impl Recovery {
             return None;
         };
         let age = now.since(sent.at);
-        let lost = overtaken >= REORDERING || (overtaken > 0 && age >= rtt_threshold);
+        let lost = overtaken >= self.overtaking.requests || (overtaken > 0 && age >= rtt_threshold);
         if !lost && age < rto {
             self.back_off();
             return None;
         }
         self.expired |= !lost;
-        *state = State::Lost;
+        *state = if lost { State::Overtaken } else { State::Expired };
         let sent = *sent;
         self.live = token.wrapping_add(1);
         Some((token, sent))
@@ -145,7 +162,7 @@ impl Recovery {
     /// When [`Recovery::next_lost`] may find something, if nothing is answered before.
     pub fn deadline(&self) -> Option<Time> {
         let (sent, _) = self.requests.get(self.live.wrapping_sub(self.first) as usize)?;
-        let span = if self.overtaken_by(self.live) > 0 { self.rtt.reordering() } else { self.rto() };
+        let span = if self.overtaken_by(self.live) > 0 { self.reordering_time() } else { self.rto() };
         Some(sent.at.plus(span))
     }
 
@@ -167,6 +184,11 @@ impl Recovery {
     /// A pause before something that failed is tried again: the time-out, doubled so many times, up to its cap.
     pub fn pause(&self, doublings: u8) -> Duration {
         Duration::from_micros((self.rtt.timeout() << u32::from(doublings).min(MOST_BACKOFF)).min(RTO_CAP))
+    }
+
+    /// Age at which an overtaken request is lost. Never later than one that nothing has overtaken.
+    fn reordering_time(&self) -> Duration {
+        self.rtt.reordering(self.overtaking.eighths).min(self.rto())
     }
 
     fn rto(&self) -> Duration {
@@ -192,8 +214,46 @@ impl Recovery {
         while self.first != self.live
             && (state(&self.requests, 0) == Some(State::Answered) || self.requests.len() > self.most)
         {
+            if state(&self.requests, 0) == Some(State::Overtaken) {
+                self.overtaking.lost();
+            }
             self.requests.pop_front();
             self.first = self.first.wrapping_add(1);
+        }
+    }
+}
+
+/// What is taken for a loss, learnt from answers that came after all (as RACK does, RFC 8985).
+#[derive(Debug)]
+struct Overtaking {
+    /// Requests answered after a request before it is thought lost.
+    requests: u32,
+    /// How much longer than a round trip an overtaken request may take, in eighths of one.
+    eighths: u64,
+    /// Losses since the last late answer.
+    losses: u32,
+}
+
+impl Default for Overtaking {
+    fn default() -> Self {
+        Overtaking { requests: REORDERING, eighths: 1, losses: 0 }
+    }
+}
+
+impl Overtaking {
+    /// What was thought lost was not.
+    fn widen(&mut self) {
+        self.requests = (self.requests * 2).min(REORDERING_MOST);
+        // Up to two round trips, as RACK.
+        self.eighths = (self.eighths * 2).min(8);
+        self.losses = 0;
+    }
+
+    /// What was thought lost was, as far as can be known.
+    fn lost(&mut self) {
+        self.losses += 1;
+        if self.losses >= IN_ORDER_AFTER {
+            *self = Overtaking::default();
         }
     }
 }
@@ -225,10 +285,10 @@ impl Rtt {
         self.smoothed.map_or(RTO_INITIAL, |eighths| (eighths / 8 + self.variation).max(RTO_FLOOR))
     }
 
-    /// Age at which an overtaken request is lost: 9/8 of the longer of smoothed and latest time.
-    fn reordering(&self) -> Duration {
+    /// Age at which an overtaken request is lost: the longer of smoothed and latest time and so many eighths more.
+    fn reordering(&self, eighths_more: u64) -> Duration {
         let longer = self.smoothed.map_or(RTO_INITIAL, |eighths| (eighths / 8).max(self.latest));
-        Duration::from_micros((longer * 9 / 8).max(1))
+        Duration::from_micros((longer * (8 + eighths_more) / 8).max(1))
     }
 }
 
@@ -258,6 +318,33 @@ mod tests {
         // What was thought lost may still be answered, once.
         assert!(recovery.settle(Time(120), 0).is_some_and(|settled| settled.late));
         assert!(recovery.settle(Time(121), 0).is_none());
+    }
+
+    /// Answers from two distances: those from near overtake those from afar, and nothing is lost.
+    #[test]
+    fn answers_that_overtake_one_another_are_learnt() {
+        let mut recovery = Recovery::new(64);
+        let (near, far, mut spurious) = (100, 180, Vec::new());
+        for round in 0..40 {
+            let start = round * 1000;
+            let tokens: Vec<u32> = (0..8).map(|at| recovery.send(sent(start + at))).collect();
+            tokens[1..]
+                .iter()
+                .for_each(|token| assert!(recovery.settle(Time(start + near), *token).is_some()));
+            spurious
+                .push(lost(&mut recovery, start + near).len() + lost(&mut recovery, start + far - 1).len());
+            assert!(recovery.settle(Time(start + far), tokens[0]).is_some());
+        }
+        assert_eq!(spurious[0], 1);
+        assert!(spurious[5..].iter().all(|count| *count == 0), "{spurious:?}");
+        // Losses for good make it as watchful as before.
+        for round in 100..200 {
+            let tokens: Vec<u32> = (0..4).map(|at| recovery.send(sent(round * 10_000 + at))).collect();
+            let now = Time(round * 10_000 + near);
+            tokens[1..].iter().for_each(|token| assert!(recovery.settle(now, *token).is_some()));
+            lost(&mut recovery, round * 10_000 + 9_000);
+        }
+        assert_eq!((recovery.overtaking.requests, recovery.overtaking.eighths), (REORDERING, 1));
     }
 
     #[test]

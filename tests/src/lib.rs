@@ -19,6 +19,7 @@ pub mod objects;
 pub mod p4;
 pub mod pins;
 pub mod process;
+pub mod racks;
 pub mod reference;
 pub mod report;
 pub mod seccomp;
