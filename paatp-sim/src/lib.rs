@@ -4,6 +4,7 @@
 //! ```text
 //! scenario (TOML) ─▶ simulation: queue of events ─┬─ peers: Worker, training (compute, stragglers, values)
 //!        seed ─────▶                              ├─ topology: links (rate, delay, buffer, marks, loss, weather)
+//!                                                 ├─ switch: adds on the way, and its auditor
 //!                                                 └─ node: aggregate::handle, and the auditor of the rules
 //!                                  record ─▶ report (table, JSON), plots (CSV, SVG)
 //! ```
@@ -23,6 +24,7 @@ pub mod report;
 pub mod scenario;
 pub mod simulation;
 pub mod soak;
+pub mod switch;
 pub mod topology;
 pub mod training;
 pub mod units;

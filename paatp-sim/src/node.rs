@@ -6,10 +6,12 @@
 use std::collections::BTreeSet;
 
 use bytemuck::Zeroable;
+use paatp_common::aggregate::Outcome;
 use paatp_common::counter::Counters;
 use paatp_common::host::Host;
 use paatp_common::job::{Address, JobEntry, RankEntry, mapped};
 use paatp_common::lanes::SlotBlock;
+use paatp_common::levels::Link;
 use paatp_common::limits::{LANES_PER_BLOCK, MAX_JOBS, MAX_RANKS};
 use paatp_common::pool::{K_MAX, Pool};
 use paatp_common::progress::{Progress, RankRecord};
@@ -40,6 +42,30 @@ pub struct Violation {
     pub rule: String,
 }
 
+/// Whom a request speaks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sender {
+    /// Job.
+    pub job: u16,
+    /// The rank that sent it, or whose packet became the sum.
+    pub rank: u8,
+    /// A bit for each rank whose contribution is in it.
+    pub ranks: u64,
+}
+
+impl Sender {
+    /// One rank, for itself.
+    #[must_use]
+    pub fn rank(job: u16, rank: u8) -> Sender {
+        Sender { job, rank, ranks: 1_u64.checked_shl(rank.into()).unwrap_or(0) }
+    }
+
+    /// A request with the sum of several ranks.
+    const fn is_sum(self) -> bool {
+        self.ranks.count_ones() > 1
+    }
+}
+
 /// Results as they were first handed out, one for each slot of a job.
 type Digests = Vec<Option<(u32, u64)>>;
 
@@ -47,6 +73,8 @@ type Digests = Vec<Option<(u32, u64)>>;
 #[derive(Debug)]
 pub struct Node {
     jobs: Vec<JobEntry>,
+    /// Jobs whose ranks a switch may speak for; empty without a switch.
+    links: Vec<Link>,
     ranks: Vec<RankEntry>,
     progress: Vec<Progress>,
     pool: Pool,
@@ -56,24 +84,27 @@ pub struct Node {
     counters: Counters,
     digests: Vec<Digests>,
     damaged: BTreeSet<(u16, u32, u8)>,
+    /// Contributions that came in a sum.
+    summed: u64,
 }
 
 /// The address of a rank.
-fn address(job: u16, rank: u8) -> Address {
+#[must_use]
+pub fn address(job: u16, rank: u8) -> Address {
     mapped([10, (job >> 8) as u8, job as u8, rank])
 }
 
 impl Node {
-    /// An aggregator with these jobs. Their nonces follow from the seed.
+    /// An aggregator with these jobs, behind a switch that adds or not. Their nonces follow from the seed.
     #[must_use]
-    pub fn new(specs: &[JobSpec], pool: Option<PoolSpec>, seed: u64) -> Node {
+    pub fn new(specs: &[JobSpec], pool: Option<PoolSpec>, is_switched: bool, seed: u64) -> Node {
         let blocks = specs.iter().map(|job| usize::from(job.lanes) / LANES_PER_BLOCK).max().unwrap_or(1);
         let mut jobs = vec![JobEntry::zeroed(); MAX_JOBS];
         let mut ranks = vec![RankEntry::zeroed(); MAX_JOBS * MAX_RANKS];
         let mut first_slot = 0;
         for ((number, spec), entry) in (0..).zip(specs).zip(&mut jobs) {
             *entry = JobEntry {
-                expected: u64::MAX >> (MAX_RANKS - usize::from(spec.world)),
+                expected: spec.all_ranks(),
                 generation: generation(number),
                 first_slot,
                 slots: spec.slots,
@@ -95,8 +126,13 @@ impl Node {
         }
         let pool = Pool { first: first_slot, slots: pool.map_or(0, |pool| pool.slots) };
         let slots = (pool.first + pool.slots) as usize;
+        let mut links = vec![Link::default(); if is_switched { MAX_JOBS } else { 0 }];
+        for (spec, link) in specs.iter().zip(&mut links) {
+            link.switched = spec.all_ranks();
+        }
         Node {
             jobs,
+            links,
             ranks,
             progress: (0..MAX_JOBS).map(|_| Progress::default()).collect(),
             pool,
@@ -106,7 +142,14 @@ impl Node {
             counters: Counters::default(),
             digests: specs.iter().map(|job| vec![None; job.slots as usize]).collect(),
             damaged: BTreeSet::new(),
+            summed: 0,
         }
+    }
+
+    /// Contributions that were taken as a part of a sum.
+    #[must_use]
+    pub const fn summed(&self) -> u64 {
+        self.summed
     }
 
     /// What was counted.
@@ -128,8 +171,14 @@ impl Node {
     pub fn share(&self, job: u16) -> Option<Share> {
         let entry = self.jobs.get(usize::from(job)).filter(|entry| entry.is_shared())?;
         let (progress, generation) = (self.progress.get(usize::from(job))?, entry.generation);
-        let (min_ack, crowded) = (progress.acks.floor(generation).0, progress.crowded(generation));
+        let (min_ack, crowded) = (self.min_ack(job), progress.crowded(generation));
         Some(Share { job, generation, min_ack, crowded })
+    }
+
+    /// What every rank of a job has acknowledged, as the tables say.
+    #[must_use]
+    pub fn min_ack(&self, job: u16) -> u32 {
+        self.progress.get(usize::from(job)).map_or(0, |progress| progress.acks.floor(generation(job)).0)
     }
 
     /// Lets a job's chunks try so many places of the pool.
@@ -153,11 +202,12 @@ impl Node {
     /// The rule that this step broke.
     pub fn handle(
         &mut self,
-        (job, rank): (u16, u8),
+        sender: Sender,
         datagram: &mut [u8],
         congested: bool,
         delivered: &dyn Fn(u16) -> Vec<u64>,
     ) -> Result<Option<usize>, Violation> {
+        let Sender { job, rank, .. } = sender;
         let request = Header::of(datagram).copied();
         let is_shared = self.jobs.get(usize::from(job)).is_some_and(JobEntry::is_shared);
         let seen = if is_shared { self.slots.clone() } else { Vec::new() };
@@ -173,12 +223,21 @@ impl Node {
             blocks_per_slot: self.blocks,
             counters: &mut self.counters,
         };
-        let Ok(answered) = host.handle(datagram, address(job, rank), congested) else { return Ok(None) };
+        let source = address(job, rank);
+        let answered = if self.links.is_empty() {
+            host.handle(datagram, source, congested).ok()
+        } else {
+            let (outcome, length) = host.handle_with_levels(&self.links, &[], datagram, source, congested);
+            matches!(outcome, Outcome::Answer { .. }).then_some(length)
+        };
+        let Some(answered) = answered else { return Ok(None) };
         if is_shared {
             self.audit_pool(job, &seen, delivered)?;
         }
         if let Some((request, slot)) = before {
-            self.audit_slot(job, rank, &request, &slot, &delivered(job))?;
+            let delivered = delivered(job);
+            self.audit_slot(sender, &request, &slot, &delivered)?;
+            self.audit_records(job, &request, &delivered)?;
             self.audit_answer(job, &request, length, datagram.get(..answered).unwrap_or(&[]))?;
         }
         Ok(Some(answered))
@@ -228,14 +287,15 @@ impl Node {
 
     /// What this request did to the slot of its chunk.
     fn audit_slot(
-        &self,
-        job: u16,
-        rank: u8,
+        &mut self,
+        sender: Sender,
         request: &Header,
         before: &Slot,
         delivered: &[u64],
     ) -> Result<(), Violation> {
-        let (Some(after), Some(entry)) = (self.slot_of(job, request.seq()), self.jobs.get(usize::from(job)))
+        let Sender { job, rank, .. } = sender;
+        let (Some(after), Some(entry)) =
+            (self.slot_of(job, request.seq()), self.jobs.get(usize::from(job)).copied())
         else {
             return Ok(());
         };
@@ -254,7 +314,10 @@ impl Node {
         let gained =
             if same && after.attempt == before.attempt { after.bits & !before.bits } else { after.bits };
         let begun = !same || after.attempt != before.attempt;
-        if gained & !(1 << rank) != 0 {
+        if sender.is_sum() {
+            self.summed += u64::from(gained.count_ones());
+        }
+        if gained & !sender.ranks != 0 {
             return fail(after.seq, format!("rank {rank}'s request added bits {gained:#x}"));
         }
         if same && !begun && before.bits & !after.bits != 0 {
@@ -271,6 +334,16 @@ impl Node {
             return fail(after.seq, format!("complete with {:#x}", after.bits));
         }
         Ok(())
+    }
+
+    /// What the tables say of the job's ranks: no more than is true, whoever told it for them.
+    fn audit_records(&self, job: u16, request: &Header, delivered: &[u64]) -> Result<(), Violation> {
+        let (floor, lowest) = (self.min_ack(job), delivered.iter().min().copied().unwrap_or(0));
+        if u64::from(floor) <= lowest {
+            return Ok(());
+        }
+        let rule = format!("chunks below {floor} count as acknowledged by all, who have {lowest}");
+        Err(Violation { job, seq: request.seq().0, rule })
     }
 
     /// What was answered.
@@ -400,7 +473,7 @@ mod tests {
             staleness: 0,
             values: ValuesKind::FloatSum,
         };
-        Node::new(&[job], None, SEED)
+        Node::new(&[job], None, false, SEED)
     }
 
     /// A contribution of zeros, and a wish for the same chunk.
@@ -432,8 +505,9 @@ mod tests {
     #[test]
     fn a_slot_that_is_given_away_too_early_is_noticed() {
         let mut node = node(1);
-        let mut ask =
-            |seq, ack, delivered| node.handle((0, 0), &mut data(0, seq, ack), false, &|_| vec![delivered]);
+        let mut ask = |seq, ack, delivered| {
+            node.handle(Sender::rank(0, 0), &mut data(0, seq, ack), false, &|_| vec![delivered])
+        };
         assert!(ask(0, 0, 0).is_ok_and(|answer| answer == Some(192)));
         // The worker says that it has the result, and has not.
         let violation = ask(2, 2, 0).unwrap_err();
@@ -444,8 +518,9 @@ mod tests {
     fn results_that_differ_are_noticed_unless_memory_was_damaged_on_purpose() {
         for on_purpose in [false, true] {
             let mut node = node(2);
-            let ask =
-                |node: &mut Node, rank| node.handle((0, rank), &mut data(rank, 0, 0), false, &|_| vec![0, 0]);
+            let ask = |node: &mut Node, rank| {
+                node.handle(Sender::rank(0, rank), &mut data(rank, 0, 0), false, &|_| vec![0, 0])
+            };
             assert!(ask(&mut node, 0).is_ok_and(|answer| answer == Some(HEADER_BYTES)));
             assert!(ask(&mut node, 1).is_ok_and(|answer| answer == Some(192)));
             if on_purpose {
@@ -462,8 +537,8 @@ mod tests {
     fn strangers_are_not_answered_and_tallies_are_taken_once() {
         let mut node = node(1);
         let mut foreign = data(1, 0, 0);
-        assert_eq!(node.handle((0, 1), &mut foreign, false, &|_| vec![0]), Ok(None));
-        assert!(node.handle((0, 0), &mut data(0, 0, 0), true, &|_| vec![0]).is_ok());
+        assert_eq!(node.handle(Sender::rank(0, 1), &mut foreign, false, &|_| vec![0]), Ok(None));
+        assert!(node.handle(Sender::rank(0, 0), &mut data(0, 0, 0), true, &|_| vec![0]).is_ok());
         assert_eq!(node.record(0, 0), RankRecord { marks: 1, ..RankRecord::default() });
     }
 }

@@ -1,10 +1,12 @@
 //! What a run is remembered by.
 
 use paatp_common::Event;
+use paatp_common::switch::Count;
 use paatp_transport::Worker;
 
 use crate::node::Node;
 use crate::scenario::Scenario;
+use crate::switch::Adder;
 use crate::topology::Topology;
 use crate::units::Nanos;
 
@@ -74,6 +76,28 @@ impl Totals {
     }
 }
 
+/// What a switch did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SwitchRecord {
+    /// By [`Count`].
+    pub counts: [u64; Count::COUNT],
+    /// Contributions that the aggregator took as a part of one of its sums.
+    pub summed: u64,
+    /// Contributions sent again because the sum that they were in did not arrive.
+    pub reclaimed: u64,
+    /// Places that each job's chunks might claim in the end.
+    pub ks: Vec<u8>,
+}
+
+impl SwitchRecord {
+    /// Adds that of another run.
+    pub fn add(&mut self, other: &SwitchRecord) {
+        self.counts.iter_mut().zip(other.counts).for_each(|(count, other)| *count += other);
+        self.summed += other.summed;
+        self.reclaimed += other.reclaimed;
+    }
+}
+
 /// A run.
 #[derive(Clone, Debug)]
 pub struct Recorder {
@@ -85,6 +109,8 @@ pub struct Recorder {
     pub end: Nanos,
     /// Totals.
     pub totals: Totals,
+    /// Of the switch, if there is one that adds.
+    pub switch: Option<SwitchRecord>,
     worlds: Vec<u8>,
     interval: Nanos,
     first_end: Option<Nanos>,
@@ -104,6 +130,7 @@ impl Recorder {
             samples: Vec::new(),
             end: Nanos(0),
             totals: Totals::default(),
+            switch: None,
             worlds: scenario.jobs.iter().map(|spec| spec.world).collect(),
             interval: FIRST_INTERVAL,
             first_end: None,
@@ -154,10 +181,16 @@ impl Recorder {
         &mut self,
         at: Nanos,
         topology: &Topology,
-        node: &Node,
+        (node, switch): (&Node, Option<&Adder>),
         workers: impl Iterator<Item = &'w Worker>,
     ) {
         self.end = at;
+        self.switch = switch.map(|switch| SwitchRecord {
+            counts: *switch.counts(),
+            summed: node.summed(),
+            reclaimed: 0,
+            ks: switch.ks(),
+        });
         for link in topology.links() {
             self.totals.packets += link.counters.packets;
             self.totals.dropped += link.counters.dropped;
@@ -171,6 +204,9 @@ impl Recorder {
             self.totals.pulls += statistics.pulls;
             self.totals.busy += statistics.busy;
             self.totals.failed_checks += statistics.failed_checks;
+            if let Some(switch) = &mut self.switch {
+                switch.reclaimed += statistics.reclaimed;
+            }
         }
         self.totals.redos = node.counters().noted(Event::Redos);
     }

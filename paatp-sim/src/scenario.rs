@@ -16,6 +16,10 @@ pub const MAX_SLOTS: u64 = 1 << 18;
 pub const MAX_CHUNKS: u64 = 1 << 20;
 /// Iterations of a job.
 pub const MAX_ITERATIONS: u32 = 10_000;
+/// Slots of a switch without a limit: with all jobs of a scenario in flight hardly any chunk meets another.
+pub const UNLIMITED_SLOTS: u32 = 1 << 16;
+/// How often the loader looks at its tables, and the control plane at those of a switch unless the scenario says more.
+pub const TICK: Nanos = Nanos(5_000_000);
 /// Slowest that a link may become.
 pub const LEAST_FACTOR: f64 = 0.001;
 
@@ -40,6 +44,9 @@ pub struct Scenario {
     /// Slots that jobs share.
     #[serde(default)]
     pub pool: Option<PoolSpec>,
+    /// A switch in front of the aggregator that adds.
+    #[serde(default)]
+    pub switch: Option<SwitchSpec>,
     /// The jobs; all have the same aggregator.
     #[serde(rename = "job")]
     pub jobs: Vec<JobSpec>,
@@ -87,6 +94,51 @@ pub struct PoolSpec {
     /// Places in it that a chunk may take. Absent: the loader tunes each job's for equal goodput, whatever the
     /// controller.
     pub k: Option<u8>,
+}
+
+/// A switch that adds. It stands on the first leaf, before the aggregator's link, and adds in no time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SwitchSpec {
+    /// Slots of its table, a power of two, which all jobs share. Absent: [`UNLIMITED_SLOTS`].
+    pub slots: Option<u32>,
+    /// Places in it that a chunk may claim. Absent: the control plane tunes each job's for equal goodput.
+    pub k: Option<u8>,
+    /// How long a slot may be untouched before another chunk may have it.
+    #[serde(default = "ten_milliseconds")]
+    pub patience: Nanos,
+    /// How often the control plane tunes k, if it does.
+    #[serde(default = "tick")]
+    pub tuning: Nanos,
+}
+
+impl SwitchSpec {
+    /// Slots of the table.
+    #[must_use]
+    pub fn table(&self) -> u32 {
+        self.slots.unwrap_or(UNLIMITED_SLOTS)
+    }
+
+    fn check(&self, network: &Network) -> Result<(), String> {
+        let slots = self.table();
+        if !slots.is_power_of_two() || slots < K_MAX.into() || u64::from(slots) > MAX_SLOTS {
+            return Err(format!(
+                "a switch has a power of two of slots, from {K_MAX} to {MAX_SLOTS}, not {slots}"
+            ));
+        }
+        if self.k.is_some_and(|k| !(1..=K_MAX).contains(&k)) {
+            return Err(format!("a chunk may claim 1 to {K_MAX} places at a switch"));
+        }
+        if self.patience.0 == 0 || self.tuning.0 == 0 {
+            return Err("a switch's patience and tuning are spans of time, not 0".into());
+        }
+        if network.aggregator.is_none() {
+            return Err(
+                "a switch stands before the aggregator's link: name its rate in network.aggregator".into()
+            );
+        }
+        Ok(())
+    }
 }
 
 /// Whose slots a job uses.
@@ -299,6 +351,14 @@ const fn one_block() -> u16 {
     LANES_PER_BLOCK as u16
 }
 
+const fn ten_milliseconds() -> Nanos {
+    Nanos(10_000_000)
+}
+
+const fn tick() -> Nanos {
+    TICK
+}
+
 const fn minute() -> Nanos {
     Nanos(60_000_000_000)
 }
@@ -394,6 +454,9 @@ impl Scenario {
                 "probabilities of loss, duplication and reordering are from 0 to less than 1".into(),
             );
         }
+        if let Some(switch) = &self.switch {
+            switch.check(network).or_else(fail)?;
+        }
         self.jobs.iter().try_for_each(JobSpec::check)?;
         self.stragglers.iter().try_for_each(|straggler| straggler.check().or_else(fail))
     }
@@ -419,6 +482,12 @@ impl JobSpec {
              from 0 to 1 and jitter from 0 to less than 1 are possible",
             self.name
         )))
+    }
+
+    /// A bit for each rank.
+    #[must_use]
+    pub const fn all_ranks(&self) -> u64 {
+        u64::MAX >> (MAX_RANKS - self.world as usize)
     }
 
     /// Slots that nobody else uses.

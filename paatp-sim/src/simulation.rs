@@ -4,6 +4,7 @@
 //! a clock or on a float function that differs between platforms: the same scenario and seed give the same run.
 
 mod application;
+mod passing;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -16,18 +17,17 @@ use paatp_transport::rate::{Algorithm, Controller};
 use paatp_transport::{Membership, MembershipError, OperationError, Settings, Time, Values, Worker};
 
 use crate::link::{ETHERNET_OVERHEAD, Passage};
-use crate::node::{Node, Violation, generation, nonce};
+use crate::node::{Node, Sender, Violation, generation, nonce};
 use crate::random::{Purpose, Random};
 use crate::record::Recorder;
-use crate::scenario::{JobSpec, Scenario};
+use crate::scenario::{JobSpec, Scenario, TICK};
+use crate::switch::Adder;
 use crate::topology::{LinkId, Topology};
 use crate::training::{OperationId, Pace};
 use crate::units::Nanos;
 
 /// IP (20), UDP (8) and our own header (64), in bytes: the IP packet of a request or answer without payload.
 pub const BARE_PACKET: u64 = 20 + 8 + HEADER_BYTES as u64;
-/// How often the loader looks at its tables.
-const TICK: Nanos = Nanos(5_000_000);
 /// How long a worker waits for a result, and for others before it leaves.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Datagrams that a worker may send without time going on; more means that it sends without end.
@@ -104,6 +104,8 @@ enum Happening {
     Sample,
     /// The loader reads the tables and grants windows.
     Tick,
+    /// The control plane of the switch tunes k.
+    Tune,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -141,6 +143,8 @@ struct Packet {
     congested: bool,
     /// Links passed.
     hop: u32,
+    /// Whose contributions a request has: a bit for each rank.
+    ranks: u64,
     bytes: Vec<u8>,
 }
 
@@ -180,6 +184,8 @@ pub struct Simulation<'a> {
     packets: Vec<Packet>,
     free: Vec<u32>,
     node: Node,
+    /// Adds on the way to the node.
+    switch: Option<Adder>,
     peers: Vec<Peer>,
     /// First host of each job.
     first: Vec<usize>,
@@ -189,6 +195,7 @@ pub struct Simulation<'a> {
     buffer: Vec<u8>,
     policy: Policy,
     shares: Shares,
+    switch_shares: Shares,
     /// The loader paces ranks; it tunes the pool in any case.
     has_loader: bool,
     meter: Meter,
@@ -250,7 +257,8 @@ impl<'a> Simulation<'a> {
             topology: Topology::new(scenario, seed),
             packets: Vec::new(),
             free: Vec::new(),
-            node: Node::new(&scenario.jobs, scenario.pool, seed),
+            node: Node::new(&scenario.jobs, scenario.pool, scenario.switch.is_some(), seed),
+            switch: scenario.switch.map(|spec| Adder::new(&scenario.jobs, &spec)),
             recorder: Recorder::new(scenario),
             peers,
             first,
@@ -259,11 +267,15 @@ impl<'a> Simulation<'a> {
             buffer: vec![0; longest],
             policy: Policy::default(),
             shares: Shares::default(),
+            switch_shares: Shares::default(),
             has_loader,
             meter: Meter::default(),
         };
         if has_loader || scenario.pool.is_some_and(|pool| pool.k.is_none()) {
             simulation.schedule(TICK, Happening::Tick);
+        }
+        if let Some(switch) = scenario.switch.filter(|switch| switch.k.is_none()) {
+            simulation.schedule(switch.tuning, Happening::Tune);
         }
         for host in 0..simulation.peers.len() as u32 {
             let start = simulation.job_of(host as usize).start;
@@ -285,7 +297,7 @@ impl<'a> Simulation<'a> {
         self.recorder.finish(
             self.now,
             &self.topology,
-            &self.node,
+            (&self.node, self.switch.as_ref()),
             self.peers.iter().map(|peer| &peer.worker),
         );
         Ok(self.recorder)
@@ -327,6 +339,10 @@ impl<'a> Simulation<'a> {
                 self.tick();
                 Ok(())
             }
+            Happening::Tune => {
+                self.tune();
+                Ok(())
+            }
             Happening::Sample => {
                 let node = &self.node;
                 let progress = self.peers.iter().map(|peer| {
@@ -365,6 +381,9 @@ impl<'a> Simulation<'a> {
         }
         for grant in self.policy.tick(Duration::from_nanos(TICK.0), &counts) {
             self.node.stamp(&grant);
+            if let Some(switch) = &mut self.switch {
+                switch.grant(grant.job, grant.window);
+            }
         }
     }
 
@@ -381,6 +400,9 @@ impl<'a> Simulation<'a> {
         let packet = &mut self.packets[id as usize];
         packet.hop += 1;
         let (host, hop, answer) = (packet.host as usize, packet.hop as usize, packet.answer);
+        if self.is_at_switch(host, hop, answer) {
+            return self.pass(id, host);
+        }
         let way = if answer { self.topology.down(host) } else { self.topology.up(host) };
         if let Some(link) = way.get(hop).copied() {
             return self.forward(id, link);
@@ -412,12 +434,10 @@ impl<'a> Simulation<'a> {
         }
         let (job, rank) = (self.peers[host].job, self.peers[host].rank);
         let (peers, firsts, jobs) = (&self.peers, &self.first, &self.scenario.jobs);
-        let delivered = |job: u16| {
-            let (first, world) = (firsts[usize::from(job)], usize::from(jobs[usize::from(job)].world));
-            peers[first..first + world].iter().map(|peer| peer.worker.chunks().0).collect()
-        };
+        let delivered = |job: u16| delivered(peers, firsts, jobs, job);
         let packet = &mut self.packets[id as usize];
-        let handled = self.node.handle((job, rank), &mut packet.bytes, packet.congested, &delivered);
+        let sender = Sender { job, rank, ranks: packet.ranks };
+        let handled = self.node.handle(sender, &mut packet.bytes, packet.congested, &delivered);
         let answered = handled.map_err(|violation| SimulationError::Violation { at: self.now, violation })?;
         let Some(length) = answered else {
             self.free.push(id);
@@ -430,6 +450,11 @@ impl<'a> Simulation<'a> {
             Some(link) => self.forward(id, link),
             None => Ok(()),
         }
+    }
+
+    /// How many chunks each rank of a job has.
+    fn delivered(&self, job: u16) -> Vec<u64> {
+        delivered(&self.peers, &self.first, &self.scenario.jobs, job)
     }
 
     /// Bytes on the wire: a payload counts as a whole packet, however few lanes are simulated.
@@ -462,9 +487,9 @@ impl<'a> Simulation<'a> {
 
     fn copy(&mut self, id: u32) -> u32 {
         let new = self.packet();
-        let Packet { host, answer, congested, hop, ref bytes } = self.packets[id as usize];
+        let Packet { host, answer, congested, hop, ranks, ref bytes } = self.packets[id as usize];
         let bytes = bytes.clone();
-        self.packets[new as usize] = Packet { host, answer, congested, hop, bytes };
+        self.packets[new as usize] = Packet { host, answer, congested, hop, ranks, bytes };
         new
     }
 
@@ -511,6 +536,7 @@ impl<'a> Simulation<'a> {
                 let id = self.packet();
                 let packet = &mut self.packets[id as usize];
                 (packet.host, packet.answer, packet.congested, packet.hop) = (host as u32, false, false, 0);
+                packet.ranks = 1 << self.peers[host].rank;
                 packet.bytes.clear();
                 packet.bytes.extend_from_slice(buffer.get(..transmit.len).unwrap_or(&[]));
                 self.buffer = buffer;
@@ -578,4 +604,10 @@ impl<'a> Simulation<'a> {
             self.peers.iter().filter(|peer| peer.left.is_none()).map(describe).collect();
         SimulationError::Stuck { at: self.now, state: waiting.join("\n") }
     }
+}
+
+/// How many chunks each rank of a job has, which its worker knows best.
+fn delivered(peers: &[Peer], first: &[usize], jobs: &[JobSpec], job: u16) -> Vec<u64> {
+    let (first, world) = (first[usize::from(job)], usize::from(jobs[usize::from(job)].world));
+    peers[first..first + world].iter().map(|peer| peer.worker.chunks().0).collect()
 }

@@ -9,7 +9,7 @@ use crate::random::{Purpose, Random};
 use crate::record::Recorder;
 use crate::scenario::{
     CARD_PACKETS, Direction, JobSpec, MemoryKind, Network, Place, PoolSpec, Ranks, Scenario, Straggler,
-    ValuesKind,
+    SwitchSpec, ValuesKind,
 };
 use crate::simulation::{Simulation, SimulationError};
 use crate::units::{BitRate, Bytes, Nanos};
@@ -56,7 +56,11 @@ pub fn scenario(seed: u64) -> (Scenario, Algorithm) {
     let stragglers = stragglers(&mut random);
     let description = format!("seed {seed}");
     let pool = share(&mut jobs, &mut random);
-    (Scenario { description, seed, limit: LIMIT, network, pool, jobs, stragglers, memory_damage }, algorithm)
+    let switch = switch(&network, &mut random);
+    let limit = LIMIT;
+    let scenario =
+        Scenario { description, seed, limit, network, pool, switch, jobs, stragglers, memory_damage };
+    (scenario, algorithm)
 }
 
 fn pick<T: Copy>(random: &mut Random, of: &[T]) -> T {
@@ -97,6 +101,21 @@ fn share(jobs: &mut [JobSpec], random: &mut Random) -> Option<PoolSpec> {
     }
     let k = if random.chance(0.5) { Some(random.between(1, K_MAX.into()) as u8) } else { None };
     Some(PoolSpec { slots: pick(random, &[1, 1, 2, 4, 8, 32]), k })
+}
+
+/// Puts a switch before the aggregator's link, if it has one of its own; mostly one that is too small.
+fn switch(network: &Network, random: &mut Random) -> Option<SwitchSpec> {
+    if network.aggregator.is_none() || !random.chance(0.5) {
+        return None;
+    }
+    let k = if random.chance(0.5) { Some(random.between(1, K_MAX.into()) as u8) } else { None };
+    Some(SwitchSpec {
+        slots: Some(pick(random, &[8, 8, 16, 64])),
+        k,
+        // From less than a round trip on: slots whose sums are under way go to others.
+        patience: Nanos(pick(random, &[50_000, 1_000_000, 20_000_000, 1_000_000_000])),
+        tuning: Nanos(pick(random, &[100_000, 5_000_000])),
+    })
 }
 
 fn link(random: &mut Random) -> LinkSpec {

@@ -106,6 +106,13 @@ impl Topology {
         &self.down[host]
     }
 
+    /// Links of a host's way to the aggregator that a request has passed when it is at the switch on the first leaf; an
+    /// answer has passed one.
+    #[must_use]
+    pub fn links_to_switch(&self, host: usize) -> usize {
+        self.up[host].len() - 1
+    }
+
     /// A link.
     pub fn link(&mut self, LinkId(id): LinkId) -> &mut Link {
         &mut self.links[id as usize]
@@ -172,6 +179,7 @@ mod tests {
             limit: Nanos(1),
             network,
             pool: None,
+            switch: None,
             jobs: vec![job],
             stragglers: Vec::new(),
             memory_damage: 0.0,

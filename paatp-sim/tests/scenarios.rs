@@ -107,6 +107,24 @@ fn impossible_scenarios_are_refused_with_a_reason() {
         }
         assert!(told.contains(reason), "{to}: {told}");
     }
+    let switched = files().into_iter().find(|path| path.ends_with("switch-mixed.toml")).unwrap();
+    let text = fs::read_to_string(switched).unwrap();
+    let aggregator = text.lines().find(|line| line.starts_with("aggregator = ")).unwrap();
+    let cases = [
+        ("slots = 64", "slots = 48", "power of two"),
+        ("slots = 64", "slots = 4", "power of two"),
+        ("slots = 64", "slots = 64\nk = 9", "1 to 8 places"),
+        ("slots = 64", "slots = 64\nplaces = 2", "unknown field"),
+        ("patience = \"2 ms\"", "patience = \"0 ms\"", "patience"),
+        (aggregator, "", "network.aggregator"),
+    ];
+    for (from, to, reason) in cases {
+        assert!(text.contains(from), "{from} is not in the scenario any more");
+        fs::write(&file, text.replacen(from, to, 1)).unwrap();
+        let error = Scenario::read(&file).map(|_| ()).unwrap_err();
+        let told = format!("{error}{:?}", std::error::Error::source(&error).map(ToString::to_string));
+        assert!(told.contains(reason), "{to}: {told}");
+    }
     let missing = Scenario::read(Path::new("nowhere.toml")).map(|_| ()).unwrap_err();
     assert!(missing.to_string().contains("scenarios/"), "{missing}");
 }

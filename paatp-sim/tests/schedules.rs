@@ -5,7 +5,8 @@
 
 use std::thread;
 
-use paatp_sim::record::Totals;
+use paatp_common::switch::Count;
+use paatp_sim::record::{SwitchRecord, Totals};
 use paatp_sim::soak;
 
 /// Seeds that every test run goes through. `paatp sim soak` goes through more.
@@ -15,20 +16,25 @@ const SEEDS: u64 = 10_000;
 fn ten_thousand_schedules_complete_with_the_right_sums() {
     let threads = thread::available_parallelism().map_or(1, usize::from) as u64;
     let run = |first: u64| {
-        let mut totals = Totals::default();
+        let (mut totals, mut switches) = (Totals::default(), SwitchRecord::default());
         for seed in (first..SEEDS).step_by(threads as usize) {
             let record = soak::run(seed).unwrap_or_else(|failure| panic!("{failure}"));
             totals.add(&record.totals);
+            record.switch.iter().for_each(|switch| switches.add(switch));
         }
-        totals
+        (totals, switches)
     };
-    let totals = thread::scope(|scope| {
+    let (totals, switches) = thread::scope(|scope| {
         let workers: Vec<_> = (0..threads).map(|first| scope.spawn(move || run(first))).collect();
-        let mut all = Totals::default();
-        workers.into_iter().for_each(|worker| all.add(&worker.join().expect("a seed failed")));
+        let mut all = (Totals::default(), SwitchRecord::default());
+        for worker in workers {
+            let (totals, switches) = worker.join().expect("a seed failed");
+            all.0.add(&totals);
+            all.1.add(&switches);
+        }
         all
     });
-    println!("{SEEDS} seeds: {totals:?}");
+    println!("{SEEDS} seeds: {totals:?}\n{switches:?}");
     // The test is worth nothing if nothing went wrong on the way.
     assert!(totals.lost > SEEDS && totals.retransmissions > SEEDS && totals.dropped > 0, "{totals:?}");
     assert!(totals.redos > SEEDS / 20 && totals.failed_checks > SEEDS / 20, "{totals:?}");
@@ -36,6 +42,10 @@ fn ten_thousand_schedules_complete_with_the_right_sums() {
     // In rings of less than 2 W only: a rank is less than W past its own results, which are at most W past the results of
     // the slowest.
     assert!(totals.busy > SEEDS / 10, "{totals:?}");
+    let counted = |what: Count| switches.counts[what as usize];
+    assert!(switches.summed > SEEDS && switches.reclaimed > SEEDS / 10, "{switches:?}");
+    assert!(counted(Count::Results) > SEEDS && counted(Count::PassedCrowded) > SEEDS / 10, "{switches:?}");
+    assert!(counted(Count::Evicted) > SEEDS / 20, "{switches:?}");
 }
 
 /// The same seed is the same run, to the nanosecond.
