@@ -66,7 +66,7 @@ pub(crate) struct Recovery {
     first: u32,
     /// Requests before this token are not under way.
     live: u32,
-    /// Latest token that was answered.
+    /// Latest token that the aggregator answered.
     answered: Option<u32>,
     /// When the first request after the latest answer was sent.
     unanswered: Option<Time>,
@@ -108,8 +108,19 @@ impl Recovery {
         token
     }
 
-    /// An answer came. `None` if its request is forgotten or was answered before.
+    /// An answer of the aggregator came. `None` if its request is forgotten or was answered before.
     pub fn settle(&mut self, now: Time, token: u32) -> Option<Settled> {
+        let settled = self.settle_on_the_way(now, token)?;
+        self.rtt.sample(settled.rtt.as_micros() as u64);
+        if self.answered.is_none_or(|latest| token.wrapping_sub(latest) as i32 > 0) {
+            self.answered = Some(token);
+        }
+        Some(settled)
+    }
+
+    /// A switch before the aggregator answered, which is nearer: requests that went on to the aggregator are not lost
+    /// because this one overtook them, and how long those take it does not tell.
+    pub fn settle_on_the_way(&mut self, now: Time, token: u32) -> Option<Settled> {
         self.unanswered = None;
         let index = token.wrapping_sub(self.first) as usize;
         let (sent, state) = self.requests.get_mut(index)?;
@@ -125,11 +136,7 @@ impl Recovery {
         if was_overtaken {
             self.overtaking.widen();
         }
-        self.rtt.sample(rtt.as_micros() as u64);
         self.backoff = 0;
-        if self.answered.is_none_or(|latest| token.wrapping_sub(latest) as i32 > 0) {
-            self.answered = Some(token);
-        }
         self.forget();
         Some(Settled { sent, rtt, late })
     }
@@ -345,6 +352,20 @@ mod tests {
             lost(&mut recovery, round * 10_000 + 9_000);
         }
         assert_eq!((recovery.overtaking.requests, recovery.overtaking.eighths), (REORDERING, 1));
+    }
+
+    /// Contributions that a switch holds are answered at once, the one that completes a sum by the aggregator.
+    #[test]
+    fn a_switch_overtakes_without_a_loss() {
+        let mut recovery = Recovery::new(8);
+        (0..6).for_each(|at| assert_eq!(recovery.send(sent(at)), at as u32));
+        assert!(recovery.settle(Time(200), 0).is_some());
+        (2..5).for_each(|token| assert!(recovery.settle_on_the_way(Time(210), token).is_some()));
+        assert!(recovery.settle_on_the_way(Time(211), 4).is_none(), "answered before");
+        assert_eq!((lost(&mut recovery, 210), recovery.srtt()), (vec![], Some(Duration::from_micros(200))));
+        // The aggregator's answer to a later one does tell.
+        assert!(recovery.settle(Time(215), 5).is_some());
+        assert_eq!(lost(&mut recovery, 215), [1]);
     }
 
     #[test]

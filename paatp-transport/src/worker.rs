@@ -43,6 +43,9 @@ const POLL_CAP: Duration = Duration::from_millis(10);
 /// An interval between polls is longer than the one before by one part in so many: what a late rank took, its chunks are
 /// noticed at most an eighth of that later. (Twice as long each time meant up to as much again.)
 const POLL_GROWTH: u32 = 8;
+/// Round trips to the aggregator that a result which a switch is to bring may take longer than one that is polled for: the
+/// rank that comes last, and then the aggregator's queue. Ours.
+const COPY_TRIPS: u32 = 2;
 /// First and longest wait after BUSY. Ring and pool free up within round trips, unless a rank is stuck.
 const BUSY_FIRST: Duration = Duration::from_micros(100);
 const BUSY_CAP: Duration = Duration::from_millis(10);
@@ -396,7 +399,7 @@ impl Worker {
         if self.phase == Phase::Halted {
             return None;
         }
-        let poll = (self.delivered < self.reach() && self.is_unasked(self.delivered)).then_some(self.poll.at);
+        let poll = (self.delivered < self.reach() && self.is_unasked(self.delivered)).then(|| self.poll_at());
         let linger = self.is_lingering().then_some(self.linger.at);
         let busy = self.busy.map(|busy| busy.until);
         let held = self.held.iter().filter_map(|position| self.ring.get(*position)?.held).min();
@@ -476,6 +479,14 @@ impl Worker {
     fn position_of(&self, seq: Seq) -> Option<u64> {
         let ahead = seq.since(seq_of(self.delivered)) as i32;
         self.delivered.checked_add_signed(i64::from(ahead))
+    }
+
+    /// When the lowest chunk may be polled for. What a switch has acknowledged it brings by itself; to ask for it all the same
+    /// would cost the aggregator what the switch saves it.
+    fn poll_at(&self) -> Time {
+        let is_entrusted = self.ring.get(self.delivered).is_some_and(|entry| entry.entrusted);
+        let trip = self.recovery.srtt().filter(|_| is_entrusted).unwrap_or_default();
+        self.poll.at.plus((trip * COPY_TRIPS).min(POLL_CAP))
     }
 
     /// Something moved: waits start from their shortest again.

@@ -109,7 +109,11 @@ impl Worker {
         self.learn(answer);
         // The token of a copy is nobody's.
         let is_copy = answer.by_switch && result.is_some();
-        let settled = if is_copy { None } else { self.recovery.settle(now, answer.token) };
+        let settled = match answer.by_switch {
+            true if is_copy => None,
+            true => self.recovery.settle_on_the_way(now, answer.token),
+            false => self.recovery.settle(now, answer.token),
+        };
         self.statistics.copied_results += u64::from(is_copy);
         self.statistics.late_answers += u64::from(settled.is_some_and(|s| s.late));
         self.statistics.srtt_us = self.recovery.srtt().map_or(0, |srtt| srtt.as_micros() as u64);

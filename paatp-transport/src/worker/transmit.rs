@@ -229,7 +229,7 @@ impl Worker {
             }
         }
         let lowest = self.delivered;
-        if lowest < self.reach() && self.is_unasked(lowest) && now >= self.poll.at {
+        if lowest < self.reach() && self.is_unasked(lowest) && now >= self.poll_at() {
             // What comes damaged again and again is asked for ever more rarely.
             let doubted = self.ring.get(lowest).is_some_and(|entry| entry.doubted > 0);
             self.poll.step_by(now, if doubted { 1 } else { POLL_GROWTH }, POLL_CAP);
