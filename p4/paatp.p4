@@ -78,8 +78,8 @@ struct job_t {
 
 struct metadata_t {
     job_t job;
-    /* Ours, and of a job that is installed. */
-    bool known;
+    /* An answer of the aggregator or our own: it tells the UDP port of its rank. */
+    bool tells_port;
     /* The IP header is to be summed anew. */
     bool changed;
 }
@@ -318,6 +318,7 @@ control PaatpIngress(
         hdr.paatp.check = PAATP_HEADER_CHECK(hdr.paatp);
         hdr.block.pop_front(PAATP_BLOCKS);
         standard_metadata.egress_spec = standard_metadata.ingress_port;
+        meta.tells_port = true;
         meta.changed = true;
     }
 
@@ -352,14 +353,13 @@ control PaatpIngress(
             || hdr.paatp.check != PAATP_HEADER_CHECK(hdr.paatp)) {
             return;
         }
-        meta.known = jobs.apply().hit;
-        if (!meta.known) {
+        if (!jobs.apply().hit) {
             return;
         }
         bool from_node = standard_metadata.ingress_port == meta.job.node_port;
         bool is_data = hdr.paatp.kind == PAATP_KIND_DATA && !from_node && hdr.ipv4.destination == meta.job.node;
-        bool is_answer = hdr.paatp.kind == PAATP_KIND_ANSWER && from_node && hdr.ipv4.source == meta.job.node
-            && hdr.paatp.status != PAATP_STATUS_REJOIN;
+        meta.tells_port = hdr.paatp.kind == PAATP_KIND_ANSWER && from_node && hdr.ipv4.source == meta.job.node;
+        bool is_answer = meta.tells_port && hdr.paatp.status != PAATP_STATUS_REJOIN;
         if (is_data) {
             is_data = ranks.apply().hit;
         }
@@ -574,7 +574,7 @@ control PaatpEgress(
     }
 
     apply {
-        if (!hdr.paatp.isValid() || !meta.known || hdr.paatp.kind != PAATP_KIND_ANSWER) {
+        if (!meta.tells_port) {
             return;
         }
         bool is_copy = false;

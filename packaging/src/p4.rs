@@ -11,20 +11,23 @@ use paatp_common::wire::{HEADER_BYTES, Header, Kind, MAGIC, Operation, Status, V
 /// Where these files come from, said at their top.
 const ORIGIN: &str = "/* Made from paatp-common by `cargo xtask codegen`. */\n\n";
 
+/// Appends a line. Writing to a string cannot fail.
+macro_rules! line {
+    ($text:ident, $($arguments:tt)*) => {
+        let _ = writeln!($text, $($arguments)*);
+    };
+}
+
+mod tna;
+
 /// All files, from the root of the repository, with their text.
 pub fn files() -> Vec<(&'static str, String)> {
     vec![
         ("p4/include/paatp_constants.p4", constants()),
         ("p4/include/paatp_header.p4", header()),
         ("p4/include/paatp_lanes.p4", lanes()),
+        ("p4/include/paatp_tna_parts.p4", tna::parts()),
     ]
-}
-
-/// Appends a line. Writing to a string cannot fail.
-macro_rules! line {
-    ($text:ident, $($arguments:tt)*) => {
-        let _ = writeln!($text, $($arguments)*);
-    };
 }
 
 fn constants() -> String {

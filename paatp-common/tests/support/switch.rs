@@ -185,7 +185,9 @@ impl OwnedSwitch {
                 out.extend(forwarded.map(|port| (port, frame)));
             }
         }
-        out.iter().for_each(|(_, frame)| self.learn_port(frame));
+        if from == Port::Node || outcome == Outcome::Answer {
+            out.iter().for_each(|(_, frame)| self.learn_port(frame));
+        }
         out.sort();
         out
     }

@@ -20,6 +20,8 @@ const LANES: u16 = 32;
 const ROOMY: usize = 64;
 /// Longer than any test takes, in µs.
 const PATIENT: u64 = 1 << 40;
+/// A UDP port that no rank has.
+const FORGED_PORT: u16 = 9;
 /// Between two packets at a switch in memory, in µs.
 const PAUSE: u64 = 1000;
 
@@ -401,6 +403,9 @@ fn results() -> Result<Vector> {
         header.set_status(Status::Busy as u8);
     });
     scene.down("no result: to whom it is addressed", &pending);
+    let mut forged = answer(&job, 0, &[], |_| {});
+    forged[PLAIN_HEADER - 6..PLAIN_HEADER - 4].copy_from_slice(&FORGED_PORT.to_be_bytes());
+    scene.frame("an answer from a worker's port tells nobody's UDP port", 1, forged, false);
     scene.down("the result: to all", &result(&job, 2, 0, LANES));
     scene.down("the same again: to whom it is addressed", &result(&job, 2, 0, LANES));
     let request = Request { progress: Seq(1), ..data(&job, 0, 1) };
