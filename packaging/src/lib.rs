@@ -5,6 +5,7 @@
 //! them, a test compares.
 
 mod dissector;
+mod messages;
 
 use std::path::Path;
 
@@ -127,10 +128,11 @@ pub fn codegen(root: &Path, check: bool) -> Result<Vec<String>> {
             }
         }
     }
-    for (file, new) in p4::files() {
-        let path = root.join(file);
+    let whole = p4::files().into_iter().map(|(file, text)| (file.to_owned(), text));
+    for (file, new) in whole.chain(messages::files(root)?) {
+        let path = root.join(&file);
         if std::fs::read_to_string(&path).ok().as_ref() != Some(&new) {
-            changed.push(file.to_owned());
+            changed.push(file);
             if !check {
                 std::fs::write(&path, new).with_context(|| format!("cannot write {}", path.display()))?;
             }
