@@ -17,6 +17,7 @@ pub mod lab;
 pub mod netns;
 pub mod objects;
 pub mod p4;
+pub mod p4runtime;
 pub mod pins;
 pub mod process;
 pub mod racks;
