@@ -25,6 +25,7 @@ use crate::manual::{self, Completions, Man};
 use crate::settings::{self, Config};
 use crate::signals;
 use crate::sim::{self, Sim};
+use crate::switch::options::SwitchOptions;
 
 pub use job::{AccessName, Job, JobAction, JobCreate, JobSync, PolicyName, SyncMode};
 
@@ -315,6 +316,9 @@ pub struct Run {
     /// At SIGTERM or Ctrl-C leave the pinned program and tables in force for the next start: running jobs go on meanwhile.
     #[arg(long, env = "PAATP_KEEP_ATTACHED", hide_env_values = true, value_parser = clap::builder::FalseyValueParser::new())]
     pub keep_attached: bool,
+    /// A switch in front of it.
+    #[command(flatten)]
+    pub switch: SwitchOptions,
 }
 
 /// `paatp cleanup`

@@ -27,6 +27,9 @@ use crate::engine::{Aggregator, EngineError, Interface, Options, fitting_lanes, 
 use crate::restart;
 use crate::service::{Loop, Service};
 use crate::signals::{Signals, decline_reloads};
+use crate::switch::keeper::keeper;
+use crate::switch::options::{OptionsError, Setup};
+use crate::switch::placement::Neighbourhood;
 use crate::telemetry::snapshot::{AttachmentStatus, Build};
 use crate::telemetry::{Identity, Telemetry, metrics};
 
@@ -39,6 +42,19 @@ const TICK_INTERVAL: Duration = Duration::from_millis(250);
 /// The daemon cannot start or go on.
 #[derive(Debug, Error)]
 pub enum DaemonError {
+    /// What is said of a switch.
+    #[error(transparent)]
+    SwitchOptions(#[from] OptionsError),
+    /// The switch does not know where the aggregator is.
+    #[error(
+        "none of the --switch-port has an address of `{interface}` ({addresses}): the switch must know which port this aggregator is at"
+    )]
+    NotAtSwitch {
+        /// The interface.
+        interface: String,
+        /// Its addresses.
+        addresses: String,
+    },
     /// The jobs are not right.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -97,6 +113,8 @@ pub struct Plan {
     pub jobs: Jobs,
     /// The node.
     pub node: NodeConfig,
+    /// The switch in front of it.
+    pub switch: Option<Setup>,
 }
 
 /// Checks what command line and file ask for together. The file's settings are in `args` already.
@@ -104,6 +122,7 @@ pub struct Plan {
 /// # Errors
 /// If they are not right.
 pub fn plan(args: &Run, file: &File) -> Result<Plan, DaemonError> {
+    let switch = args.switch.setup()?;
     let node = NodeConfig {
         memory: args.memory,
         pool: args.pool,
@@ -118,7 +137,8 @@ pub fn plan(args: &Run, file: &File) -> Result<Plan, DaemonError> {
         state_dir: args.state_dir.clone(),
         runtime_dir: args.runtime_dir.clone(),
         keep_attached: args.keep_attached,
-        levels: args.levels,
+        // A switch's sums are sums of several ranks, which only that program takes.
+        levels: args.levels || switch.is_some(),
     };
     let mut list = file.jobs.clone();
     list.extend(args.job());
@@ -129,7 +149,7 @@ pub fn plan(args: &Run, file: &File) -> Result<Plan, DaemonError> {
         parse_address(control, args.port)?;
     }
     let jobs = Jobs::of_node(list, &node)?;
-    Ok(Plan { jobs, node })
+    Ok(Plan { jobs, node, switch })
 }
 
 /// The node's token. An empty path is none. The default place need not be writable: then nobody can change jobs.
@@ -201,18 +221,32 @@ async fn serve(args: &Run, plan: &Plan, object: &[u8]) -> Result<(), DaemonError
     let mut engine = Aggregator::start(object, &options, jobs, pinning)?;
     let interface = engine.interface().clone();
     let (membership, file) = restart::membership(&plan.node, jobs, &mut engine)?;
+    let neighbourhood = plan.switch.as_ref().map(|setup| neighbourhood(setup, &interface)).transpose()?;
+    if let Some(neighbourhood) = &neighbourhood {
+        engine.put_behind(neighbourhood.clone())?;
+    }
     let engine: Engine = Arc::new(Mutex::new(engine));
     let listeners = listen(&interface, args.port, extra).await?;
     let (over_any, over_v6) = mtu_lanes(&interface);
     let membership = membership.with_mtu(over_any, over_v6);
     let served = membership.list();
+    let (switch, keeping) = match plan.switch.clone().zip(neighbourhood) {
+        Some((setup, neighbourhood)) => {
+            let (handle, keeping) = keeper(setup, neighbourhood);
+            (Some(Arc::new(handle)), Some(keeping))
+        }
+        None => (None, None),
+    };
     let telemetry = {
         let engine = lock(&engine);
         Telemetry::new(Box::new(engine.reader()?), identity(&engine, object))
     };
+    let telemetry = telemetry.with_switch(switch.as_ref().map(|handle| handle.report()));
     let keeper = file.clone().map(|file| Box::new(file) as Box<dyn Keeper>);
     let control = Control::new(membership, engine.clone()).with_token(token).with_telemetry(telemetry);
     let control = control.with_keeper(keeper).with_hosts(&plan.node.allowed_hosts);
+    let control = control.with_switch(switch.clone());
+    keeping.map(tokio::spawn);
     lock(&engine).own();
     if let Some(address) = args.metrics {
         metrics::server::start(address, control.exporter().map_err(DaemonError::Metrics)?)?;
@@ -233,8 +267,20 @@ async fn serve(args: &Run, plan: &Plan, object: &[u8]) -> Result<(), DaemonError
         () = signals.end.drained(&control, args.drain_timeout, &service) => Ok(()),
     };
     signals.end.exit_at_the_next();
+    // The program is taken off after the switch has let go. Where that stays, the switch stays as it is.
+    if let Some(switch) = switch.filter(|_| !plan.node.keep_attached) {
+        switch.release().await;
+    }
     let finished = finish(args, plan, &engine, file.as_ref());
     result.and(finished)
+}
+
+/// Who is where on the switch, this node included.
+fn neighbourhood(setup: &Setup, interface: &Interface) -> Result<Neighbourhood, DaemonError> {
+    Neighbourhood::new(setup, interface.served()).ok_or_else(|| DaemonError::NotAtSwitch {
+        interface: interface.name.clone(),
+        addresses: interface.served().iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+    })
 }
 
 /// What the node is, for those who look.

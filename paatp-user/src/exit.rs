@@ -69,7 +69,9 @@ impl Exit {
     #[must_use]
     pub const fn of_daemon(error: &DaemonError) -> Exit {
         match error {
-            DaemonError::Config(_)
+            DaemonError::SwitchOptions(_)
+            | DaemonError::NotAtSwitch { .. }
+            | DaemonError::Config(_)
             | DaemonError::Ports { .. }
             | DaemonError::NoToken(_)
             | DaemonError::Token(_)

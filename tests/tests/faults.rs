@@ -17,6 +17,7 @@
 //! | a rank is stopped | the workers, `status` (status 6), metrics | `failures::a_rank_is_stopped` `metrics::a_stopped_rank_is_named` `faults::status_names_a_stopped_rank` |
 //! | a rank has the wrong world size | the worker, at once | `faults::a_wrong_world_size_is_told_at_once` |
 //! | a wrong token | the worker, `job` | `faults::wrong_tokens_are_told` |
+//! | the switch is dead, or dies | `status` (status 6), metrics | `switch_control::jobs_run_while_the_switch_is_dead` `switch_control::a_job_is_put_on_the_switch` |
 //! | a typo in the configuration | `run`, `config check` (status 2) | `service::exit_statuses_tell_what_to_do` |
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is the failure report here")]

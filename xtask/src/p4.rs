@@ -12,7 +12,7 @@ use crate::testing;
 use crate::workspace::{Profile, Workspace};
 
 /// The test programs that need the tools.
-const PROGRAMS: [&str; 2] = ["p4", "switch"];
+const PROGRAMS: [&str; 3] = ["p4", "switch", "switch_control"];
 
 /// Whether a test may skip itself although BPF is required: CI has none of the tools. `PAATP_REQUIRE_P4=1` makes such a test
 /// fail instead.

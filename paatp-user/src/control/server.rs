@@ -16,6 +16,7 @@ use tokio_rustls::TlsAcceptor;
 use tracing::{debug, error, info, warn};
 
 use crate::config::{Access, JobConfig};
+use crate::switch::keeper::Handle;
 use crate::telemetry::Telemetry;
 use crate::telemetry::history::Series;
 use crate::telemetry::metrics::Exporter;
@@ -112,6 +113,7 @@ impl Control {
             telemetry: Telemetry::blind(),
             hosts: Arc::default(),
             keeper: None,
+            switch: None,
         };
         Control(Arc::new(Mutex::new(inner)), Arc::new(Semaphore::new(LOOKS)), Arc::default())
     }
@@ -134,6 +136,13 @@ impl Control {
     #[must_use]
     pub fn with_telemetry(self, telemetry: Telemetry) -> Control {
         self.lock().telemetry = telemetry;
+        self
+    }
+
+    /// With a switch that jobs are put on.
+    #[must_use]
+    pub fn with_switch(self, switch: Option<Arc<Handle>>) -> Control {
+        self.lock().switch = switch;
         self
     }
 
@@ -445,6 +454,9 @@ impl Control {
             }
         }
         let (telemetry, facts) = (inner.telemetry.clone(), inner.membership.facts());
+        if let Some(switch) = &inner.switch {
+            switch.place(&facts.jobs);
+        }
         drop(inner);
         telemetry.observe(now, &facts.jobs);
     }

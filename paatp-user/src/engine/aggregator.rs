@@ -19,6 +19,7 @@ use paatp_transport::rate::share::Share;
 use crate::cli::XdpMode;
 use crate::config::SlotSize;
 use crate::control::membership::{Formation, Uplink};
+use crate::switch::placement::Neighbourhood;
 
 use super::attach::{AttachedMode, Attachment};
 use super::error::EngineError;
@@ -60,6 +61,7 @@ pub(super) struct Raw<T>(pub(super) T);
 unsafe impl<T: bytemuck::Pod> aya::Pod for Raw<T> {}
 
 mod start;
+mod switched;
 
 pub use start::check_program;
 
@@ -116,6 +118,8 @@ pub struct Aggregator {
     pinning: Option<Pinning>,
     adopted: bool,
     stays: bool,
+    /// Who is behind a switch, whose sums are taken.
+    neighbourhood: Option<Neighbourhood>,
 }
 
 /// What the kernel's tables say of a job: its entry and its ranks.
@@ -220,7 +224,8 @@ impl Aggregator {
     pub fn install(&mut self, formation: &Formation) -> Result<(), EngineError> {
         let number = u32::from(formation.number);
         // Looked at before anything is written: what cannot be linked leaves all as it is.
-        let links = self.links(formation.number, formation.uplink)?;
+        let switched = self.switched(&formation.entry, &formation.ranks);
+        let links = self.links(formation.number, formation.uplink, switched)?;
         self.jobs.write(formation.number, &JobEntry { generation: 0, ..formation.entry });
         self.jobs.set_policy(formation.number, formation.entry.policy);
         let mut ranks: Array<_, Raw<RankEntry>> = array_mut(&mut self.maps, map::RANKS)?;
@@ -238,12 +243,18 @@ impl Aggregator {
     /// # Errors
     /// If the table cannot be read or written.
     pub fn unlink(&mut self, number: u16) -> Result<(), EngineError> {
-        let links = self.links(number, None)?;
+        let links = self.links(number, None, 0)?;
         self.set_links(&links)
     }
 
-    /// Entries to write so that a job's sums go where they are to, and answers from there are its.
-    fn links(&self, number: u16, uplink: Option<Uplink>) -> Result<Vec<(u32, Link)>, EngineError> {
+    /// Entries to write so that a job's sums go where they are to, and answers from there are its; and so that sums of the
+    /// switch that these ranks are behind are taken.
+    fn links(
+        &self,
+        number: u16,
+        uplink: Option<Uplink>,
+        switched: u64,
+    ) -> Result<Vec<(u32, Link)>, EngineError> {
         if let Some(other) = uplink.filter(|uplink| uplink.interface != self.interface.index) {
             return Err(EngineError::OtherWay {
                 interface: self.interface.name.clone(),
@@ -254,7 +265,11 @@ impl Aggregator {
         let old: Result<Vec<Link>, _> =
             (0..MAX_JOBS as u32).map(|index| table.get(&index, 0).map(|raw| raw.0)).collect();
         let old = old.map_err(|source| table_error(map::LINKS, source))?;
-        let new = linked(&old, number, uplink.map(|uplink| uplink.link)).ok_or(EngineError::NumberTaken)?;
+        let mut new =
+            linked(&old, number, uplink.map(|uplink| uplink.link)).ok_or(EngineError::NumberTaken)?;
+        if let Some(own) = new.get_mut(usize::from(number)) {
+            own.switched = switched;
+        }
         Ok((0..).zip(new).filter(|(index, link)| old.get(*index as usize) != Some(link)).collect())
     }
 

@@ -190,6 +190,9 @@ pub fn in_words(snapshot: &Snapshot, place: &str, one: bool) -> String {
         bytes(node.slots - node.free_slots.min(node.slots)),
         bytes(node.slots),
     );
+    if let Some(switch) = &snapshot.switch {
+        text.push_str(&words::switch(switch));
+    }
     if !snapshot.health.notices.is_empty() {
         text.push('\n');
     }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use paatp_transport::words::{Ranks, Span};
 
+use crate::switch::report::SwitchSnapshot;
 use crate::telemetry::health::Level;
 use crate::telemetry::snapshot::{AttachmentStatus, JobSnapshot, RankSnapshot, RankState, Snapshot};
 
@@ -89,6 +90,28 @@ pub fn attachment(status: &AttachmentStatus) -> String {
     }
     let pinned = pinned.as_ref().map_or("not pinned".to_owned(), |path| format!("pinned at {path}"));
     format!("program{program} loaded, attached to {interface} in {mode} mode, held by {held_by}, {pinned}")
+}
+
+/// How the switch does, a line for it and for each job that is not on it.
+#[must_use]
+pub fn switch(switch: &SwitchSnapshot) -> String {
+    let on = switch.jobs.iter().filter(|job| job.absent.is_none()).count();
+    let share = match switch.added.share() {
+        Some(share) => {
+            format!("{:.0} % of {}", 100.0 * share, count(switch.added.by_switch + switch.added.by_xdp))
+        }
+        None => "none".into(),
+    };
+    let state = if switch.state.is_up() { "in use" } else { "not in use" };
+    let jobs = switch.jobs.len();
+    let mut text = format!(
+        "switch {}: {state}; {on} of {jobs} jobs that run on it; contributions that it added: {share}\n",
+        switch.address
+    );
+    for (name, why) in switch.jobs.iter().filter_map(|job| Some((&job.name, job.absent.as_ref()?))) {
+        text.push_str(&format!("  `{name}` is not on it: {why}\n"));
+    }
+    text
 }
 
 /// Whom a job waits for, and for how long.

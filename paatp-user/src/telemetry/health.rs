@@ -8,6 +8,9 @@ use utoipa::ToSchema;
 
 use crate::control::protocol::JobState;
 
+use crate::switch::error::SwitchState;
+use crate::switch::report::SwitchSnapshot;
+
 use super::snapshot::Snapshot;
 
 /// The core loop goes round four times a second. If it has not for this long, nobody looks after lost ranks.
@@ -74,6 +77,7 @@ pub fn judge(snapshot: &Snapshot) -> Health {
         let sentence = format!("the aggregator's core loop has not gone round for {age}: see its log");
         notices.push(of_node(Level::Trouble, sentence));
     }
+    notices.extend(snapshot.switch.iter().filter_map(switch_notice));
     for job in &snapshot.jobs {
         let name = &job.status.name;
         let trouble = |sentence| Notice { level: Level::Trouble, job: Some(name.clone()), sentence };
@@ -89,6 +93,22 @@ pub fn judge(snapshot: &Snapshot) -> Health {
         notices.push(of_node(Level::Notice, "draining: no new jobs and ranks; what runs goes on".into()));
     }
     Health::of(notices)
+}
+
+/// What is wrong with the switch. Jobs go on without it, only slower.
+fn switch_notice(switch: &SwitchSnapshot) -> Option<Notice> {
+    let why = switch.why.as_deref().unwrap_or("its tables are being read for the first time");
+    let time = Span(Duration::try_from_secs_f64(switch.state_seconds).unwrap_or_default());
+    let (level, does) = match switch.state {
+        SwitchState::Up => return None,
+        SwitchState::Connecting => (Level::Notice, "is not in use yet"),
+        SwitchState::Refusing => (Level::Trouble, "is in use for some jobs only"),
+        SwitchState::Down | SwitchState::NotPrimary | SwitchState::WrongProgram => {
+            (Level::Trouble, "is not in use, jobs go on over XDP")
+        }
+    };
+    let sentence = format!("switch {} {does}, for {time}: {why}", switch.address);
+    Some(Notice { level, job: None, sentence })
 }
 
 #[cfg(test)]

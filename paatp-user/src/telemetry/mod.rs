@@ -13,7 +13,7 @@ pub mod snapshot;
 pub mod stall;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use paatp_common::counter::Counters;
@@ -25,6 +25,7 @@ use paatp_common::slot::Slot;
 use crate::control::membership::{Facts, JobFacts};
 use crate::control::protocol::CounterReport;
 use crate::engine::EngineError;
+use crate::switch::report::Report;
 
 use health::Health;
 use history::Series;
@@ -54,6 +55,7 @@ struct Shared {
     /// When the core loop last went round, in microseconds since `start`.
     turned: AtomicU64,
     ledger: Mutex<Ledger>,
+    switch: OnceLock<Report>,
 }
 
 impl Telemetry {
@@ -61,13 +63,35 @@ impl Telemetry {
     #[must_use]
     pub fn new(view: Box<dyn View>, identity: Identity) -> Telemetry {
         let (start, turned) = (Instant::now(), AtomicU64::new(0));
-        Telemetry(Arc::new(Shared { view, identity, start, turned, ledger: Mutex::default() }))
+        Telemetry(Arc::new(Shared {
+            view,
+            identity,
+            start,
+            turned,
+            ledger: Mutex::default(),
+            switch: OnceLock::new(),
+        }))
     }
 
     /// Sees blank tables.
     #[must_use]
     pub fn blind() -> Telemetry {
         Telemetry::new(Box::new(Blank), Identity::default())
+    }
+
+    /// Sees a switch as well. Only the first counts.
+    #[must_use]
+    pub fn with_switch(self, report: Option<Report>) -> Telemetry {
+        if let Some(report) = report {
+            let _ = self.0.switch.set(report);
+        }
+        self
+    }
+
+    /// The switch in front of the aggregator, if there is one.
+    #[must_use]
+    pub fn switch(&self) -> Option<&Report> {
+        self.0.switch.get()
     }
 
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
@@ -169,6 +193,7 @@ impl Telemetry {
             node: facts.node.clone(),
             slots_in_use: jobs.iter().map(|job| job.slots_in_use).sum(),
             counters: CounterReport::of(&counters),
+            switch: self.switch().map(|report| report.snapshot(&counters)),
             jobs,
             problems,
             health: Health::default(),

@@ -5,6 +5,7 @@ use sha2::{Digest, Sha256};
 use utoipa::ToSchema;
 
 use crate::control::protocol::{CounterReport, JobStatus, NodeStatus};
+use crate::switch::report::SwitchSnapshot;
 
 use super::health::{Health, Notice};
 use super::stall::Stall;
@@ -33,6 +34,9 @@ pub struct Snapshot {
     pub slots_in_use: Option<u32>,
     /// What the data plane counted, by name.
     pub counters: CounterReport,
+    /// The switch in front of it, if it was told of one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub switch: Option<SwitchSnapshot>,
     /// All jobs, in the order of their numbers.
     pub jobs: Vec<JobSnapshot>,
     /// What could not be read, in words.

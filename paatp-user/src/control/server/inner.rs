@@ -19,6 +19,7 @@ use crate::control::state_file::Keeper;
 use crate::control::tables::Tables;
 use crate::control::token::Secret;
 use crate::engine::EngineError;
+use crate::switch::keeper::Handle;
 use crate::telemetry::Telemetry;
 
 use super::Answer;
@@ -35,6 +36,8 @@ pub(in crate::control) struct Inner {
     pub(super) hosts: Arc<Hosts>,
     /// Where it is kept what a restart needs to know.
     pub(super) keeper: Option<Box<dyn Keeper>>,
+    /// The switch that adds for jobs. It is told after the tables.
+    pub(super) switch: Option<Arc<Handle>>,
 }
 
 impl Inner {
@@ -106,6 +109,9 @@ impl Inner {
             Ok(()) => {
                 self.telemetry.begin(&formation.name, formation.number, &formation.entry);
                 self.membership.formed(formation);
+                if let Some(switch) = &self.switch {
+                    switch.place(&self.membership.facts().jobs);
+                }
                 info!(job = formation.name, generation = formation.entry.generation, "all ranks are there");
                 Ok(formation.grant.clone())
             }

@@ -109,6 +109,7 @@ impl Aggregator {
             pinning: None,
             adopted: false,
             stays: false,
+            neighbourhood: None,
         })
     }
 
@@ -155,6 +156,7 @@ impl Aggregator {
             pinning: None,
             adopted: true,
             stays: true,
+            neighbourhood: None,
         };
         aggregator.members = (0u16..)
             .zip(aggregator.truth()?)

@@ -98,6 +98,19 @@ metrics! {
 }
 
 metrics! {
+    /// The switch in front of the aggregator, if it was told of one.
+    SWITCH:
+    SWITCH_UP = Gauge "paatp_switch_up" [] "1 while the tables of the switch are in this daemon's hands, 0 while it does not answer, another controller has it, or it has another program. Absent, as all of these, without --switch.";
+    SWITCH_CONTACT_AGE = Gauge "paatp_switch_contact_age_seconds" [] "Time since the switch's tables were last read; usually below 1.1. Absent until they are read for the first time.";
+    SWITCH_ENTRIES = Gauge "paatp_switch_entries" [] "Entries and groups of ours in the switch, when it was last asked.";
+    SWITCH_JOBS = Gauge "paatp_switch_jobs" ["on_switch"] "Jobs that run, by whether they are on the switch.";
+    SWITCH_REFUSED = Counter "paatp_switch_refused_changes_total" [] "Changes of its tables that the switch refused; each is tried again every second.";
+    SWITCH_REPAIRED = Counter "paatp_switch_repaired_entries_total" [] "Entries and groups of the switch that were missing or changed although nobody had asked for that, and were put right.";
+    SWITCH_PACKETS = Counter "paatp_switch_packets_total" ["event"] "What the switch counted when it was last asked, by event; the events are explained below. Begins at zero with the switch.";
+    ADDED = Counter "paatp_added_contributions_total" ["by"] "Contributions that were added, one by one, by the switch (by=\"switch\") and by the XDP program (by=\"xdp\"). What a switch adds and loses is sent again, and then counts for both.";
+}
+
+metrics! {
     /// Each job, and each of its ranks.
     JOBS:
     JOB_INFO = Gauge "paatp_job_info" ["job_name", "sync"] "Always 1; how the job's ranks wait for one another.";

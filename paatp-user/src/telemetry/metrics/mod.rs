@@ -14,6 +14,7 @@ use std::time::Instant;
 
 use paatp_common::counter::{Event, Refusal};
 use paatp_common::limits::MAX_JOBS;
+use paatp_common::switch::Count;
 use prometheus::process_collector::ProcessCollector;
 use prometheus::{Encoder, Registry, TextEncoder};
 use serde::Serialize;
@@ -66,6 +67,10 @@ impl Exporter {
         add("jobs", list::JOBS, Arc::new(move |samples| read_jobs(&seen, &known(), &count, samples)))?;
         let seen = telemetry.clone();
         add("counters", &list::counters(), Arc::new(move |samples| read_counters(&seen, samples)))?;
+        if telemetry.switch().is_some() {
+            let seen = telemetry.clone();
+            add("switch", list::SWITCH, Arc::new(move |samples| read_switch(&seen, samples)))?;
+        }
         let seen = telemetry.clone();
         add("cost", list::COST, Arc::new(move |samples| read_cost(&seen, samples)))?;
         add(
@@ -133,6 +138,30 @@ fn read_counters(telemetry: &Telemetry, samples: &mut Samples) -> Result<(), Str
     for event in Event::ALL {
         samples.push(&list::event(*event), &[], counters.noted(*event) as f64);
     }
+    Ok(())
+}
+
+/// What the switch said when it was last asked: nothing waits for it here.
+fn read_switch(telemetry: &Telemetry, samples: &mut Samples) -> Result<(), String> {
+    let Some(report) = telemetry.switch() else { return Ok(()) };
+    let counters = telemetry.view().counters().map_err(|cause| cause.to_string())?;
+    let switch = report.snapshot(&counters);
+    samples.push(&list::SWITCH_UP, &[], f64::from(u8::from(switch.state.is_up())));
+    if let Some(age) = switch.contact_age_seconds {
+        samples.push(&list::SWITCH_CONTACT_AGE, &[], age);
+    }
+    samples.push(&list::SWITCH_ENTRIES, &[], switch.entries as f64);
+    for (name, is_on) in [("true", true), ("false", false)] {
+        let jobs = switch.jobs.iter().filter(|job| job.absent.is_none() == is_on).count();
+        samples.push(&list::SWITCH_JOBS, &[name], jobs as f64);
+    }
+    samples.push(&list::SWITCH_REFUSED, &[], switch.refused_changes as f64);
+    samples.push(&list::SWITCH_REPAIRED, &[], switch.repaired_entries as f64);
+    for (event, count) in &switch.counters {
+        samples.push(&list::SWITCH_PACKETS, &[event], *count as f64);
+    }
+    samples.push(&list::ADDED, &["switch"], switch.added.by_switch as f64);
+    samples.push(&list::ADDED, &["xdp"], switch.added.by_xdp as f64);
     Ok(())
 }
 
@@ -236,6 +265,7 @@ pub fn all() -> Vec<(&'static str, Vec<Metric>)> {
     vec![
         ("Jobs and ranks", list::JOBS.to_vec()),
         ("Packets", list::counters()),
+        ("The switch", list::SWITCH.to_vec()),
         ("The node", list::NODE.to_vec()),
         (
             "The program",
@@ -279,6 +309,10 @@ pub fn markdown() -> String {
     page.push_str("\n## Reasons of refusals\n\n| `reason` | |\n|---|---|\n");
     for refusal in Refusal::ALL {
         let _ = writeln!(page, "| `{}` | {} |", refusal.name(), refusal.sentence());
+    }
+    page.push_str("\n## Events of a switch\n\n| `event` | |\n|---|---|\n");
+    for count in Count::ALL {
+        let _ = writeln!(page, "| `{}` | {} |", count.name(), count.sentence());
     }
     page
 }
