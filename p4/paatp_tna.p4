@@ -723,12 +723,16 @@ control PaatpEgress(
         meta.echo = 0;
     }
 
-    action select_field() {
-        meta.field = (hdr.bridge.mode == MODE_SUM ? hdr.words.word13 : hdr.words.word14) & FIELD;
+    action read_gain() {
+        meta.field = hdr.words.word14 & FIELD;
     }
 
-    /* The answer says nothing of the wish or the policy. Acknowledgement and progress stay the sender's own, lower bounds
-       of p_min and p_max; the tag, which means nothing there, stays as it is. */
+    action read_next_exponent() {
+        meta.field = hdr.words.word13 & FIELD;
+    }
+
+    /* The answer says nothing of the wish or the policy. Acknowledgement and progress stay the sender's own, which are
+       lower bounds of p_min and p_max; the bitmap stays the sender's bit. */
     action answer(bit<16> granted) {
         mac_t mac = hdr.ethernet.source;
         hdr.ethernet.source = hdr.ethernet.destination;
@@ -750,8 +754,10 @@ control PaatpEgress(
         meta.changes.word5 = 0;
         meta.changes.word6 = 0;
         meta.changes.word7 = 0;
-        meta.changes.word10 = 0;
-        meta.changes.word11 = 0;
+        meta.changes.word10 = 0 - hdr.words.word10;
+        hdr.words.word10 = 0;
+        meta.changes.word11 = 0 - hdr.words.word11;
+        hdr.words.word11 = 0;
         hdr.words.word12 = 0;
         meta.changes.word13 = (bit<32>)granted - hdr.words.word13;
         hdr.words.word13 = (bit<32>)granted;
@@ -859,8 +865,8 @@ control PaatpEgress(
     }
 
     apply {
-        select_field();
         if (hdr.bridge.mode == MODE_RESULT) {
+            read_gain();
             copies.apply();
             if (meta.is_copy == 1 && meta.rank != hdr.words.word1[15:8]) {
                 meta.port = read_port.execute(meta.rank_index);
@@ -882,6 +888,7 @@ control PaatpEgress(
             } else {
                 no_mark();
             }
+            read_next_exponent();
             ranks.apply();
             if (hdr.bridge.mode == MODE_ANSWER) {
                 find_rank();

@@ -154,33 +154,33 @@ struct changes_t {
 }
 
 /* Makes up for it in the header's check: each change times the weight of its word. Weights are sums and
-   differences of powers of two, so nothing is multiplied. An error that the check showed it still shows. */
+ * differences of powers of two, so nothing is multiplied. An error that the check showed it still shows. */
 control PaatpCheck(inout bit<32> check, in changes_t by) {
     apply {
-        bit<32> sum0 = by.word4 - by.word1;
-        bit<32> sum1 = by.word6 - by.word5;
-        bit<32> sum2 = by.word10 - by.word7;
-        bit<32> sum3 = by.word14 - by.word11;
-        bit<32> sum4 = check - by.word13;
-        bit<32> sum5 = sum0 + sum1;
-        bit<32> sum6 = sum2 + sum3;
-        bit<32> sum7 = sum5 + sum6;
-        bit<32> sum8 = sum7 + sum4;
-        bit<32> sum9 = by.word4 - by.word1;
-        bit<32> sum10 = by.word5 + by.word13;
-        bit<32> sum11 = sum9 + sum10;
-        bit<32> times_4 = sum11 << 2;
-        bit<32> sum12 = by.word10 + by.word11;
-        bit<32> times_8 = sum12 << 3;
-        bit<32> sum13 = by.word4 + by.word5;
-        bit<32> sum14 = by.word6 + by.word7;
-        bit<32> sum15 = sum13 + sum14;
-        bit<32> times_16 = sum15 << 4;
+        bit<32> sum0 = by.word4 + by.word5;
+        bit<32> sum1 = by.word13 - by.word1;
+        bit<32> sum2 = sum1 + sum0;
+        bit<32> times_4 = sum2 << 2;
+        bit<32> sum3 = by.word10 + by.word11;
+        bit<32> times_8 = sum3 << 3;
+        bit<32> sum4 = by.word4 + by.word5;
+        bit<32> sum5 = by.word6 + by.word7;
+        bit<32> sum6 = sum5 + sum4;
+        bit<32> times_16 = sum6 << 4;
         bit<32> times_32 = by.word1 << 5;
-        bit<32> sum16 = sum8 + times_4;
-        bit<32> sum17 = times_8 + times_16;
-        bit<32> sum18 = sum16 + sum17;
-        bit<32> sum19 = sum18 + times_32;
+        bit<32> sum7 = check + by.word4;
+        bit<32> sum8 = by.word6 + by.word10;
+        bit<32> sum9 = by.word14 - by.word1;
+        bit<32> sum10 = by.word5 + by.word7;
+        bit<32> sum11 = by.word11 + by.word13;
+        bit<32> sum12 = sum9 + sum8;
+        bit<32> sum13 = sum7 + times_32;
+        bit<32> sum14 = sum11 + sum10;
+        bit<32> sum15 = sum13 + sum12;
+        bit<32> sum16 = times_8 - sum14;
+        bit<32> sum17 = sum16 + sum15;
+        bit<32> sum18 = times_4 + times_16;
+        bit<32> sum19 = sum18 + sum17;
         check = sum19;
     }
 }

@@ -13,7 +13,7 @@ const ORIGIN: &str = "/* Made from paatp-common by `cargo xtask codegen`. */\n\n
 
 /// Appends a line. Writing to a string cannot fail.
 macro_rules! line {
-    ($text:ident, $($arguments:tt)*) => {
+    ($text:expr, $($arguments:tt)*) => {
         let _ = writeln!($text, $($arguments)*);
     };
 }

@@ -2,7 +2,8 @@
 //! command line, and looked into. `cargo xtask p4 test` uses it.
 //!
 //! The tools are in no package registry. They are looked for in `P4C` (`p4c-bm2-ss`), `BMV2` (`simple_switch`) and
-//! `BMV2_CLI` (`simple_switch_CLI`), and on `PATH`.
+//! `BMV2_CLI` (`simple_switch_CLI`), those for Tofino in `P4TEST` (`p4test`), `P4C_TOFINO` (`p4c-barefoot`) and `BFAS`
+//! (`bfas`), and on `PATH`.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -24,6 +25,10 @@ use tempfile::TempDir;
 use crate::netns::Namespace;
 use crate::skip::skip;
 
+mod ir;
+pub mod pipeline;
+mod run;
+pub mod tofino;
 mod wire;
 pub use wire::Wire;
 
@@ -69,17 +74,6 @@ impl Tools {
     /// # Errors
     /// Where they do not start.
     pub fn versions(&self) -> Result<[String; 2]> {
-        let version = |program: &Path| -> Result<String> {
-            let output = Command::new(program)
-                .arg("--version")
-                .output()
-                .with_context(|| format!("cannot start {}", program.display()))?;
-            let text = [output.stdout, output.stderr].concat();
-            let text = String::from_utf8_lossy(&text).into_owned();
-            let words: Vec<&str> = text.split_whitespace().collect();
-            let number = words.iter().find(|word| word.starts_with(|letter: char| letter.is_ascii_digit()));
-            Ok(number.copied().unwrap_or("unknown").to_owned())
-        };
         Ok([format!("p4c {}", version(&self.compiler)?), format!("simple_switch {}", version(&self.switch)?)])
     }
 
@@ -88,8 +82,7 @@ impl Tools {
     /// # Errors
     /// What the compiler said. Warnings are errors.
     pub fn compile(&self, blocks: usize) -> Result<PathBuf> {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/p4");
-        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let folder = built()?;
         let key = digest(&[sources()])?;
         let [version, _] = self.versions()?;
         let name = format!("{}-{blocks}-{}.json", version.replace(' ', "-"), &key[..16]);
@@ -113,6 +106,19 @@ impl Tools {
         unfinished.persist(&json).with_context(|| format!("cannot write {}", json.display()))?;
         Ok(json)
     }
+}
+
+/// The first number that a program says of its version.
+fn version(program: &Path) -> Result<String> {
+    let output = Command::new(program)
+        .arg("--version")
+        .output()
+        .with_context(|| format!("cannot start {}", program.display()))?;
+    let text = [output.stdout, output.stderr].concat();
+    let text = String::from_utf8_lossy(&text).into_owned();
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let number = words.iter().find(|word| word.starts_with(|letter: char| letter.is_ascii_digit()));
+    Ok(number.copied().unwrap_or("unknown").to_owned())
 }
 
 /// SHA-256 over names and contents of all files below some folders, in the order of their names.
@@ -164,15 +170,26 @@ fn find(variable: &str, program: &str) -> Result<PathBuf> {
 #[must_use]
 pub fn require_p4(name: &str) -> Option<Tools> {
     let root = nix::unistd::geteuid().is_root();
-    let reason = match Tools::find() {
-        Ok(tools) if root => return Some(tools),
-        Ok(_) => "not root".to_owned(),
+    require(name, Tools::find().and_then(|tools| if root { Ok(tools) } else { bail!("not root") }))
+}
+
+/// What the test `name` needs, or its skip. Panics as [`require_p4`].
+fn require<T>(name: &str, found: Result<T>) -> Option<T> {
+    let reason = match found {
+        Ok(found) => return Some(found),
         Err(error) => format!("{error:#}"),
     };
     let required = env::var(REQUIRE).is_ok_and(|value| !matches!(value.as_str(), "" | "0"));
     assert!(!required, "{name} cannot run: {reason}, and {REQUIRE} forbids to skip it");
     skip(name, &reason);
     None
+}
+
+/// The folder for what is compiled.
+fn built() -> Result<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/p4");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    Ok(folder)
 }
 
 /// The folder with the program.
@@ -210,7 +227,9 @@ impl Verified {
     pub fn now(tools: &Tools, tests: BTreeMap<String, String>) -> Result<Verified> {
         let output = Command::new("date").args(["-u", "+%F"]).output().context("cannot start `date`")?;
         let date = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-        Ok(Verified { digest: Verified::digest_now()?, tools: tools.versions()?.into(), date, tests })
+        let mut versions = tools.versions()?.to_vec();
+        versions.push(tofino::Backend::find()?.version()?);
+        Ok(Verified { digest: Verified::digest_now()?, tools: versions, date, tests })
     }
 
     /// What is noted.

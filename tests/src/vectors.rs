@@ -58,7 +58,9 @@ impl JobSpec {
         TestJob { number: self.number, generation: self.generation, first_slot: self.first_slot, ..job }
     }
 
-    const fn of(job: &TestJob) -> JobSpec {
+    /// As it stands in a vector.
+    #[must_use]
+    pub const fn of(job: &TestJob) -> JobSpec {
         JobSpec {
             number: job.number,
             generation: job.generation,

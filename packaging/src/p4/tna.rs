@@ -146,14 +146,62 @@ fn digits(word: usize) -> Vec<(bool, u32)> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
+    use paatp_common::tag::header_check;
+
     use super::*;
 
     #[test]
     fn digits_make_the_weights() {
         for word in 0..CHECKED_HEADER_WORDS {
-            let sum: i64 =
-                digits(word).iter().map(|(plus, power)| if *plus { 1 << power } else { -(1 << power) }).sum();
+            let value = |&(adds, power): &(bool, u32)| if adds { 1 << power } else { -(1 << power) };
+            let sum: i64 = digits(word).iter().map(value).sum();
             assert_eq!(sum, header_weight(word) as i64);
+        }
+    }
+
+    /// Carries out what stands in the control's body.
+    fn run(body: &str, check: u32, changes: &[u32; CHANGING.len()]) -> Option<u32> {
+        let mut values: HashMap<String, u32> = HashMap::from([("check".to_owned(), check)]);
+        for (word, change) in CHANGING.iter().zip(changes) {
+            values.insert(format!("by.word{word}"), *change);
+        }
+        for statement in body.split(';').map(str::trim).filter(|statement| !statement.is_empty()) {
+            let (name, expression) = statement.split_once(" = ")?;
+            let parts: Vec<&str> = expression.split(' ').collect();
+            let left = *values.get(*parts.first()?)?;
+            let value = match parts[1..] {
+                [] => left,
+                ["+", right] => left.wrapping_add(*values.get(right)?),
+                ["-", right] => left.wrapping_sub(*values.get(right)?),
+                ["<<", power] => left.wrapping_shl(power.parse().ok()?),
+                _ => return None,
+            };
+            values.insert(name.trim_start_matches("bit<32> ").to_owned(), value);
+        }
+        values.get("check").copied()
+    }
+
+    #[test]
+    fn the_check_that_is_made_up_for_is_that_of_the_changed_header() {
+        let text = parts();
+        let body = text.split("control PaatpCheck").nth(1).and_then(|rest| rest.split("apply {").nth(1));
+        let body = body.and_then(|rest| rest.split('}').next()).unwrap_or_default();
+        // Numbers without a pattern: those of a linear congruential generator.
+        let mut state = 1u32;
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            state
+        };
+        for _ in 0..100 {
+            let before = [(); CHECKED_HEADER_WORDS].map(|()| next());
+            let (mut after, changes) = (before, CHANGING.map(|_| next()));
+            for (word, change) in CHANGING.iter().zip(changes) {
+                after[*word] = after[*word].wrapping_add(change);
+            }
+            let check = |words: [u32; CHECKED_HEADER_WORDS]| header_check(&words.map(u32::to_be_bytes));
+            assert_eq!(run(body, check(before), &changes), Some(check(after)));
         }
     }
 }
