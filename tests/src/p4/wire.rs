@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use nix::net::if_::if_nametoindex;
-use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::netns::Namespace;
 
@@ -60,11 +60,8 @@ impl Wire {
 
 fn open(interface: &str) -> Result<Wire> {
     let everything = (libc::ETH_P_ALL as u16).to_be();
-    let socket = Socket::new(
-        Domain::from(libc::AF_PACKET),
-        Type::from(libc::SOCK_RAW),
-        Some(Protocol::from(i32::from(everything))),
-    )?;
+    // No protocol before it is bound, or it would receive from all interfaces until then.
+    let socket = Socket::new(Domain::from(libc::AF_PACKET), Type::from(libc::SOCK_RAW), None)?;
     let yes: libc::c_int = 1;
     // SAFETY: the option's value is one int.
     let set = unsafe {
