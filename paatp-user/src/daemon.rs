@@ -217,11 +217,12 @@ async fn serve(args: &Run, plan: &Plan, object: &[u8]) -> Result<(), DaemonError
         ports: args.ports,
         levels: jobs.levels(),
     };
+    // Before anything is attached.
+    let neighbourhood = plan.switch.as_ref().map(|setup| neighbourhood(setup, &args.iface)).transpose()?;
     let pinning = restart::pinning(&plan.node, &args.iface)?;
     let mut engine = Aggregator::start(object, &options, jobs, pinning)?;
     let interface = engine.interface().clone();
     let (membership, file) = restart::membership(&plan.node, jobs, &mut engine)?;
-    let neighbourhood = plan.switch.as_ref().map(|setup| neighbourhood(setup, &interface)).transpose()?;
     if let Some(neighbourhood) = &neighbourhood {
         engine.put_behind(neighbourhood.clone())?;
     }
@@ -276,10 +277,11 @@ async fn serve(args: &Run, plan: &Plan, object: &[u8]) -> Result<(), DaemonError
 }
 
 /// Who is where on the switch, this node included.
-fn neighbourhood(setup: &Setup, interface: &Interface) -> Result<Neighbourhood, DaemonError> {
+fn neighbourhood(setup: &Setup, interface: &str) -> Result<Neighbourhood, DaemonError> {
+    let interface = Interface::find(interface).map_err(EngineError::from)?;
     Neighbourhood::new(setup, interface.served()).ok_or_else(|| DaemonError::NotAtSwitch {
-        interface: interface.name.clone(),
         addresses: interface.served().iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+        interface: interface.name,
     })
 }
 

@@ -78,7 +78,6 @@ impl Handle {
 }
 
 /// A handle, and the task that it is of: to be run until it ends, which is when the handle has released it.
-#[must_use]
 pub fn keeper(setup: Setup, neighbourhood: Neighbourhood) -> (Handle, impl Future<Output = ()>) {
     let report = Report::new(setup.address.to_string());
     let (wish, heard) = watch::channel(Wish::default());
@@ -88,7 +87,8 @@ pub fn keeper(setup: Setup, neighbourhood: Neighbourhood) -> (Handle, impl Futur
         wish: heard,
         report: report.clone(),
         election: first_election(),
-        done: None,
+        jobs: Vec::new(),
+        is_right: false,
     };
     (Handle { wish, neighbourhood, report }, keeper.run())
 }
@@ -105,8 +105,10 @@ struct Keeper {
     wish: watch::Receiver<Wish>,
     report: Report,
     election: u128,
-    /// The jobs that the switch has been made to have in this session.
-    done: Option<Vec<SwitchedJob>>,
+    /// The jobs that were to be on the switch at the last look of this session.
+    jobs: Vec<SwitchedJob>,
+    /// All was as it is to be, after that look.
+    is_right: bool,
 }
 
 impl Keeper {
@@ -145,7 +147,7 @@ impl Keeper {
         }
         let (info, _) = client.program().await?;
         let program = Program::of(&info)?;
-        (*pause, self.done) = (FIRST_PAUSE, None);
+        (*pause, self.jobs, self.is_right) = (FIRST_PAUSE, Vec::new(), false);
         let mut looks = interval(LOOK_INTERVAL);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -175,15 +177,14 @@ impl Keeper {
     fn is_other(&self, program: &Program, wish: &Wish) -> bool {
         let name = |job: &SwitchedJob| (job.number, job.generation, job.ranks.clone());
         let (jobs, _) = jobs_of(program, wish);
-        let done = self.done.iter().flatten();
-        !done.map(name).eq(jobs.iter().map(name))
+        !self.jobs.iter().map(name).eq(jobs.iter().map(name))
     }
 
     /// Reads what the switch has, puts right what differs, and reads what it counted.
     async fn look(&mut self, client: &mut Client, program: &Program, wish: &Wish) -> Result<(), SwitchError> {
         let (jobs, told) = jobs_of(program, wish);
         // What was written stays as it is; windows and places that are new are no damage either.
-        let was_asked = self.done.as_ref() != Some(&jobs);
+        let was_asked = !self.is_right || self.jobs != jobs;
         let goal = plan::wanted(&self.stations, &jobs);
         let mut held = client.state(program).await?;
         let (mut all, mut refused) = (0, Vec::new());
@@ -214,15 +215,16 @@ impl Keeper {
         });
         if error.is_none() {
             let is_known = |job: &SwitchedJob| {
-                let mut known = self.done.iter().flatten();
-                known.any(|known| (known.number, known.generation) == (job.number, job.generation))
+                let is_it =
+                    |known: &SwitchedJob| (known.number, known.generation) == (job.number, job.generation);
+                self.is_right && self.jobs.iter().any(is_it)
             };
             for job in jobs.iter().filter(|job| !is_known(job)) {
                 let (number, generation, ranks) = (job.number, job.generation, job.ranks.len());
                 info!(number, generation, ranks, "a job is on the switch");
             }
         }
-        self.done = error.is_none().then_some(jobs);
+        (self.jobs, self.is_right) = (jobs, error.is_none());
         self.report.looked(round, error.as_ref());
         error.map_or(Ok(()), Err)
     }
