@@ -11,7 +11,7 @@ use paatp_tests::process::wait_until;
 use paatp_user::config::{JobConfig, Jobs};
 use paatp_user::control::membership::{Entropy, Leaving, Membership};
 use paatp_user::control::protocol::{JoinRequest, LeaveRequest, PROTOCOL};
-use paatp_user::switch::client::CALL_TIME;
+use paatp_user::switch::client::{self, CALL_TIME};
 use paatp_user::switch::error::SwitchState;
 use paatp_user::switch::keeper::{Handle, LOOK_INTERVAL, keeper};
 use paatp_user::switch::messages::p4::v1::update::Type;
@@ -249,6 +249,9 @@ fn another_program_is_told_and_ours_loaded_if_it_may_be() {
     let generation = control.form_behind("a");
     control.wait_for_jobs(&switch, &[generation]);
     assert_eq!(switch.tables().loads, 1);
+    // Somebody who only looks does not take it.
+    let seen = control.runtime.block_on(client::look(switch.address, 0)).unwrap();
+    assert_eq!((seen.slots(), seen.lanes()), (1024, 256));
     drop(control);
     let control = Control::start(Setup { pipeline: Some(files), ..setup(&switch) });
     control.wait_for(SwitchState::Up);
@@ -345,6 +348,20 @@ fn windows_come_with_the_next_look() {
     assert!(changes(Type::Modify) < granted.into(), "{} of {granted}", changes(Type::Modify));
     assert_eq!((changes(Type::Insert), changes(Type::Delete)), (1, 0));
     assert_eq!(control.report().repaired_entries, 0);
+    // Also while it refuses something.
+    let b = u128::from(control.generation + 1);
+    switch.tables().refuses = Some(Key::Entry(Table::Jobs, vec![1, b]));
+    control.form_behind("b");
+    control.wait_for(SwitchState::Refusing);
+    let (begin, mut told) = (Instant::now(), 0);
+    while begin.elapsed() < 3 * LOOK_INTERVAL {
+        told += 1;
+        control.membership.grant(0, granted + told).unwrap();
+        control.tell();
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let refused = control.report().refused_changes;
+    assert!((2..u64::from(told) / 2).contains(&refused), "{refused} of {told}");
 }
 
 /// The one that the tests' switch looks for halves with finds them.

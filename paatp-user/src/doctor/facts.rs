@@ -1,7 +1,7 @@
 //! What the probes saw, and what was asked. Findings are made from these values alone.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use crate::cli::XdpMode;
@@ -20,6 +20,8 @@ pub struct Question {
     pub ports: u16,
     /// Where program and tables are to be pinned, if anywhere.
     pub bpffs: Option<PathBuf>,
+    /// P4Runtime server of a switch, and the switch's number there.
+    pub switch: Option<(SocketAddr, u64)>,
 }
 
 /// Everything.
@@ -33,6 +35,17 @@ pub struct Facts {
     pub interface: InterfaceFacts,
     /// The workers that were named.
     pub workers: Vec<WorkerFacts>,
+    /// The switch, if one was named.
+    pub switch: Option<SwitchFacts>,
+}
+
+/// A switch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SwitchFacts {
+    /// Its P4Runtime server.
+    pub address: SocketAddr,
+    /// Slots and lanes of its program, or why it cannot be used.
+    pub program: Result<(u32, u32), String>,
 }
 
 /// How a system call ended that was tried in a child process.

@@ -9,7 +9,7 @@ mod probe;
 pub mod report;
 mod setup_queues;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::Args;
@@ -18,6 +18,7 @@ use paatp_common::limits::MAX_PORTS;
 use crate::cli::XdpMode;
 use crate::config::{DEFAULT_LANES, bpffs_of};
 use crate::control::DEFAULT_PORT;
+use crate::switch::options;
 
 pub use findings::findings;
 pub use setup_queues::{SetupQueues, SetupQueuesError, setup_queues};
@@ -68,6 +69,12 @@ pub struct Doctor {
     /// BPF file system, as it will be given to `paatp run` [default: /sys/fs/bpf].
     #[arg(long, value_name = "DIR", env = "PAATP_PIN_DIR", hide_env_values = true)]
     pub pin_dir: Option<PathBuf>,
+    /// P4Runtime server of a switch, as it will be given to `paatp run`, to see whether it has our program.
+    #[arg(long, value_name = "ADDR[:PORT]", env = "PAATP_SWITCH", hide_env_values = true, value_parser = options::address)]
+    pub switch: Option<SocketAddr>,
+    /// The switch's number there, as it will be given to `paatp run`.
+    #[arg(long, value_name = "N", env = "PAATP_SWITCH_DEVICE", hide_env_values = true, default_value_t = 0)]
+    pub switch_device: u64,
     /// Write the findings as JSON.
     #[arg(long)]
     pub json: bool,
@@ -82,6 +89,7 @@ pub fn examine(args: &Doctor, object: &[u8]) -> report::Report {
         port: args.port,
         ports: args.ports,
         bpffs: bpffs_of(args.pin_dir.as_deref()).map(Into::into),
+        switch: args.switch.map(|address| (address, args.switch_device)),
     };
     let facts = probe::look(question, args.iface.as_deref(), &args.workers, object);
     report::Report::new(args.iface.clone(), findings(&facts))

@@ -119,6 +119,8 @@ checks! {
     Checksum = "checksum",
     /// Ways to the workers.
     Worker = "worker",
+    /// The switch in front of the aggregator.
+    Switch = "switch",
 }
 
 impl Serialize for Check {

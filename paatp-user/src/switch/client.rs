@@ -108,14 +108,7 @@ impl Client {
     /// # Errors
     /// If the switch cannot be reached, does not answer, or has another controller.
     pub async fn open(address: SocketAddr, device: u64, election: u128) -> Result<Client, SwitchError> {
-        let endpoint = Endpoint::from_shared(format!("http://{address}"))
-            .map_err(|error| SwitchError::Unreachable(error.to_string()))?;
-        let channel = match tokio::time::timeout(CALL_TIME, endpoint.connect()).await {
-            Err(_) => return Err(SwitchError::Unreachable(format!("no answer within {CALL_TIME:?}"))),
-            Ok(Err(error)) => return Err(SwitchError::Unreachable(cause(&error))),
-            Ok(Ok(channel)) => channel,
-        };
-        let mut rpc = P4RuntimeClient::new(channel);
+        let mut rpc = connect(address).await?;
         let (requests, stream) = mpsc::channel(SESSION_REQUESTS);
         let update = MasterArbitrationUpdate {
             device_id: device,
@@ -168,21 +161,7 @@ impl Client {
     /// # Errors
     /// If it has none or does not answer.
     pub async fn program(&mut self) -> Result<(P4Info, u64), SwitchError> {
-        let request = GetForwardingPipelineConfigRequest {
-            device_id: self.device,
-            response_type: get_forwarding_pipeline_config_request::ResponseType::P4infoAndCookie.into(),
-        };
-        let what = "tell its program";
-        let answer = async {
-            match self.rpc.get_forwarding_pipeline_config(request).await {
-                Ok(answer) => Ok(answer.into_inner().config),
-                Err(status) if status.code() == Code::FailedPrecondition => Ok(None),
-                Err(status) => Err(status),
-            }
-        };
-        let config = within(CALL_TIME, what, answer).await?.ok_or(SwitchError::NoProgram)?;
-        let cookie = config.cookie.map_or(0, |cookie| cookie.cookie);
-        Ok((config.p4info.ok_or(SwitchError::NoProgram)?, cookie))
+        program(&mut self.rpc, self.device).await
     }
 
     /// Loads a program into the switch.
@@ -279,6 +258,40 @@ impl Client {
         }
         Ok(refused)
     }
+}
+
+async fn connect(address: SocketAddr) -> Result<P4RuntimeClient<Channel>, SwitchError> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))
+        .map_err(|error| SwitchError::Unreachable(error.to_string()))?;
+    match tokio::time::timeout(CALL_TIME, endpoint.connect()).await {
+        Err(_) => Err(SwitchError::Unreachable(format!("no answer within {CALL_TIME:?}"))),
+        Ok(Err(error)) => Err(SwitchError::Unreachable(cause(&error))),
+        Ok(Ok(channel)) => Ok(P4RuntimeClient::new(channel)),
+    }
+}
+
+async fn program(rpc: &mut P4RuntimeClient<Channel>, device_id: u64) -> Result<(P4Info, u64), SwitchError> {
+    let response_type = get_forwarding_pipeline_config_request::ResponseType::P4infoAndCookie.into();
+    let request = GetForwardingPipelineConfigRequest { device_id, response_type };
+    let answer = async {
+        match rpc.get_forwarding_pipeline_config(request).await {
+            Ok(answer) => Ok(answer.into_inner().config),
+            Err(status) if status.code() == Code::FailedPrecondition => Ok(None),
+            Err(status) => Err(status),
+        }
+    };
+    let config = within(CALL_TIME, "tell its program", answer).await?.ok_or(SwitchError::NoProgram)?;
+    let cookie = config.cookie.map_or(0, |cookie| cookie.cookie);
+    Ok((config.p4info.ok_or(SwitchError::NoProgram)?, cookie))
+}
+
+/// The program of a switch, asked for without a session: whoever is primary stays so.
+///
+/// # Errors
+/// If the switch cannot be reached, does not answer, or has not our program.
+pub async fn look(address: SocketAddr, device: u64) -> Result<Program, SwitchError> {
+    let (info, _) = program(&mut connect(address).await?, device).await?;
+    Ok(Program::of(&info)?)
 }
 
 /// What the switch says of each change that it refused.

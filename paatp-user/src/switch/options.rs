@@ -140,7 +140,8 @@ impl FromStr for PipelineFiles {
     }
 }
 
-fn address(text: &str) -> Result<SocketAddr, String> {
+/// The address of a P4Runtime server, for clap.
+pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
     parse_address(text, P4RUNTIME_PORT).map_err(|_| {
         format!("`{text}` is no address; write for example 10.0.0.9 or 10.0.0.9:{P4RUNTIME_PORT}")
     })

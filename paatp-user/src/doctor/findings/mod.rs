@@ -8,7 +8,7 @@ mod queues;
 #[cfg(test)]
 mod tests;
 
-use super::facts::{Facts, InterfaceFacts, LinkFacts};
+use super::facts::{Facts, InterfaceFacts, LinkFacts, SwitchFacts};
 use super::report::{Check, Finding, Severity};
 
 /// What there is to say.
@@ -37,7 +37,25 @@ pub fn findings(facts: &Facts) -> Vec<Finding> {
         }
     }
     found.extend(facts.workers.iter().map(|worker| path::finding(worker, &facts.interface)));
+    found.extend(facts.switch.iter().map(switch));
     found
+}
+
+fn switch(switch: &SwitchFacts) -> Finding {
+    let address = switch.address;
+    match &switch.program {
+        Ok((slots, lanes)) => Finding::ok(
+            Check::Switch,
+            format!("the switch at {address} has the program, with {slots} slots of {lanes} lanes"),
+        ),
+        Err(error) => Finding::new(
+            Check::Switch,
+            Severity::Warning,
+            format!("the switch at {address} cannot be used: {error}"),
+            "without it the XDP program adds every contribution by itself",
+        )
+        .mend("docs/operations.md#paatpswitchdown says what to do about each of these"),
+    }
 }
 
 fn absent(name: &str, error: &str, owner: Option<&str>) -> Finding {

@@ -9,7 +9,7 @@ use super::findings;
 use crate::cli::XdpMode;
 use crate::doctor::facts::{
     Bpffs, Call, Facts, FlowRule, HostFacts, InterfaceFacts, LinkFacts, Offload, Peer, PinFacts, Question,
-    Queues, Route, WorkerFacts,
+    Queues, Route, SwitchFacts, WorkerFacts,
 };
 use crate::doctor::report::{Check, Severity};
 use crate::engine::{Capabilities, Interface, LinkState, XdpState};
@@ -68,10 +68,12 @@ fn facts() -> Facts {
             port: 20545,
             ports: 1,
             bpffs: Some("/sys/fs/bpf".into()),
+            switch: None,
         },
         host: host(),
         interface: InterfaceFacts::Found(Box::new(link())),
         workers: vec![WorkerFacts { address: WORKER, route }],
+        switch: None,
     }
 }
 
@@ -112,6 +114,19 @@ fn on_link(
 fn a_healthy_machine_has_nothing_but_oks() {
     let bad: Vec<_> = findings(&facts()).into_iter().filter(|f| f.severity != Severity::Ok).collect();
     assert!(bad.is_empty(), "{bad:?}");
+}
+
+#[test]
+fn switches() {
+    let with = |program: Result<(u32, u32), &str>| {
+        let program = program.map_err(str::to_owned);
+        |facts: &mut Facts| {
+            facts.switch = Some(SwitchFacts { address: ([10, 0, 0, 9], 9559).into(), program });
+        }
+    };
+    expect(with(Ok((1024, 256))), Check::Switch, Severity::Ok, &["10.0.0.9:9559", "1024 slots", "256 lanes"]);
+    let why = "no P4Runtime server can be reached";
+    expect(with(Err(why)), Check::Switch, Severity::Warning, &[why, "XDP", "paatpswitchdown"]);
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod ioctl;
 mod link;
 mod netdev;
 mod route;
+mod switch;
 
 pub use ioctl::{flow_rules, offloads, queues};
 
@@ -19,5 +20,6 @@ pub fn look(question: Question, interface: Option<&str>, workers: &[IpAddr], obj
     let host = host::look(&question, object);
     let interface = link::look(interface, question.bpffs.as_deref());
     let workers = workers.iter().map(|address| route::look(*address)).collect();
-    Facts { question, host, interface, workers }
+    let switch = question.switch.map(|(address, device)| switch::look(address, device));
+    Facts { question, host, interface, workers, switch }
 }
