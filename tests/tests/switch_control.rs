@@ -6,6 +6,7 @@ use std::fs;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 use paatp_common::levels::Link;
@@ -17,7 +18,8 @@ use paatp_tests::kernel::PodOf;
 use paatp_tests::lab::Host;
 use paatp_tests::p4::{BLOCKS, SLOTS, Switch, require_p4, sources};
 use paatp_tests::p4runtime::{MockSwitch, P4INFO};
-use paatp_tests::process::{PORT, wait_until};
+use paatp_tests::pins::Pins;
+use paatp_tests::process::{Aggregator, AggregatorOptions, PORT, wait_until};
 use paatp_tests::{JobOptions, Lab, Layout, Rates, require_bpf};
 use paatp_user::switch::entries::{Entry, Field, Group};
 use paatp_user::switch::messages::p4::config::v1::P4Info;
@@ -100,6 +102,47 @@ fn a_job_is_put_on_the_switch() {
     let listener = lab.aggregator.namespace.run(|| TcpListener::bind(address)).unwrap().unwrap();
     let switch = MockSwitch::on(listener).unwrap();
     switch.load();
+    let result = running.finish(DEADLINE).unwrap();
+    let verdict = result.check(&inputs, &options).unwrap();
+    assert!(verdict.is_right(), "{:#?}", verdict.complaints);
+    assert_eq!((generations(&switch), switch.tables().halves.clone()), (vec![], vec![]));
+}
+
+/// A daemon that is killed leaves the switch as it is, and the next one goes on with it: nothing is written anew. One that was
+/// started without a switch puts the jobs that run on it.
+#[test]
+fn a_restart_goes_on_with_the_switch() {
+    if !require_bpf("switch_control::a_restart_goes_on_with_the_switch") {
+        return;
+    }
+    let inputs = real(0, WORLD).unwrap();
+    let lab = Lab::new(Layout::workers(WORLD)).unwrap();
+    let listener = lab.aggregator.namespace.run(|| TcpListener::bind(AGENT)).unwrap().unwrap();
+    let switch = MockSwitch::on(listener).unwrap();
+    switch.load();
+    let mut options = options(&lab);
+    options.aggregator.pins = Some(Arc::new(Pins::new().unwrap()));
+    let without = AggregatorOptions { more: vec!["--levels".into()], ..options.aggregator.clone() };
+    let held: Vec<_> = (0..WORLD)
+        .map(|rank| lab.disturb(rank, PORT..=PORT, 1, NOTHING_PASSES, Rates::NONE).unwrap())
+        .collect();
+    let with = std::mem::replace(&mut options.aggregator, without);
+    let mut running = Running::start(&lab, &inputs, &options).unwrap();
+    let switched = |running: &Running<'_>| {
+        running.maps.array::<PodOf<Link>>("LINKS").unwrap().get(&0, 0).unwrap().0.switched
+    };
+    wait_until("the job runs", DEADLINE, || Ok(status(&lab)["node"]["running_jobs"] == 1)).unwrap();
+    assert_eq!(switched(&running), 0);
+    let in_use = || Ok(status(&lab)["switch"]["state"] == "up");
+    for start in 0..3 {
+        running.aggregator.process.kill();
+        let before = switch.tables().done.len();
+        running.aggregator = Aggregator::start(&lab, &with).unwrap();
+        wait_until("the switch is in use", DEADLINE, in_use).unwrap();
+        assert_eq!((switched(&running), generations(&switch).len()), (0b111, 1));
+        assert_eq!(switch.tables().done.len() == before, start > 0, "start {start}");
+    }
+    drop(held);
     let result = running.finish(DEADLINE).unwrap();
     let verdict = result.check(&inputs, &options).unwrap();
     assert!(verdict.is_right(), "{:#?}", verdict.complaints);
@@ -242,7 +285,7 @@ fn an_aggregator_that_is_not_at_the_switch_does_not_start() {
     let lab = Lab::new(Layout::workers(WORLD)).unwrap();
     let mut options = options(&lab);
     options.aggregator.more.truncate(4);
-    let mut process = paatp_tests::process::Aggregator::spawn(&lab, &options.aggregator).unwrap();
+    let mut process = Aggregator::spawn(&lab, &options.aggregator).unwrap();
     let finished = process.wait(DEADLINE).unwrap();
     assert_eq!(finished.status.code(), Some(2), "{}", finished.output);
     assert!(finished.output.contains("--switch-port"), "{}", finished.output);

@@ -139,10 +139,15 @@ impl Control {
         self
     }
 
-    /// With a switch that jobs are put on.
+    /// With a switch that jobs are put on. It is told at once of those that run: what it has of an earlier start stays.
     #[must_use]
     pub fn with_switch(self, switch: Option<Arc<Handle>>) -> Control {
-        self.lock().switch = switch;
+        let mut inner = self.lock();
+        if let Some(switch) = &switch {
+            switch.place(&inner.membership.facts().jobs);
+        }
+        inner.switch = switch;
+        drop(inner);
         self
     }
 
