@@ -243,13 +243,9 @@ fn dashboards_and_alerts_name_what_there_is() {
         "paatp_lifted_total",
         "paatp_passed_on_total",
         "paatp_handed_down_total",
-        // Of a switch, which few nodes have.
+        // Of a switch: told by whether it is up.
         "paatp_switch_contact_age_seconds",
         "paatp_switch_entries",
-        "paatp_switch_jobs",
-        "paatp_switch_repaired_entries_total",
-        "paatp_switch_packets_total",
-        "paatp_added_contributions_total",
         // For development.
         "paatp_passed_total",
         "paatp_stores_total",
