@@ -24,6 +24,7 @@ pub mod report;
 pub mod scenario;
 pub mod simulation;
 pub mod soak;
+pub mod sweep;
 pub mod switch;
 pub mod topology;
 pub mod training;

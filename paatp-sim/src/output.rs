@@ -10,6 +10,7 @@ use crate::plot::{Line, Plot};
 use crate::record::Recorder;
 use crate::report::iteration_times;
 use crate::scenario::Scenario;
+use crate::sweep::Sweep;
 
 /// Samples that a point of the throughput plot covers.
 const THROUGHPUT_SAMPLES: usize = 16;
@@ -32,11 +33,6 @@ pub type Runs = [(Algorithm, Recorder)];
 /// # Errors
 /// The first file that could not be written.
 pub fn write(directory: &Path, scenario: &Scenario, runs: &Runs) -> Result<Vec<String>, OutputError> {
-    let fail = |path: &Path| {
-        let path = path.to_owned();
-        move |source| OutputError { path, source }
-    };
-    fs::create_dir_all(directory).map_err(fail(directory))?;
     let mut files = vec![
         ("iterations.csv".into(), iterations_csv(scenario, runs)),
         ("iterations.svg".into(), iterations_plot(scenario, runs).svg()),
@@ -50,6 +46,28 @@ pub fn write(directory: &Path, scenario: &Scenario, runs: &Runs) -> Result<Vec<S
             throughput_plot(scenario, *algorithm, record).svg(),
         ));
     }
+    write_files(directory, files)
+}
+
+/// Writes a sweep's files; returns their names.
+///
+/// # Errors
+/// The first file that could not be written.
+pub fn write_sweep(directory: &Path, description: &str, sweep: &Sweep) -> Result<Vec<String>, OutputError> {
+    let files = vec![
+        ("sweep.csv".into(), sweep.csv()),
+        ("throughput.svg".into(), sweep.throughput_plot(description).svg()),
+        ("fairness.svg".into(), sweep.fairness_plot(description).svg()),
+    ];
+    write_files(directory, files)
+}
+
+fn write_files(directory: &Path, files: Vec<(String, String)>) -> Result<Vec<String>, OutputError> {
+    let fail = |path: &Path| {
+        let path = path.to_owned();
+        move |source| OutputError { path, source }
+    };
+    fs::create_dir_all(directory).map_err(fail(directory))?;
     for (name, text) in &files {
         let path = directory.join(name);
         fs::write(&path, text).map_err(fail(&path))?;

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use paatp_common::switch::Count;
 use paatp_transport::rate::Algorithm;
 use serde::Serialize;
 
-use crate::record::{Recorder, Totals};
+use crate::record::{Recorder, SwitchRecord, Totals};
 use crate::scenario::Scenario;
 use crate::simulation::{Simulation, SimulationError};
 use crate::units::Nanos;
@@ -52,6 +53,26 @@ pub struct Outcome {
     pub retransmissions: u64,
     /// Requests for results without a contribution.
     pub pulls: u64,
+    /// The switch, if there is one that adds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub switch: Option<SwitchOutcome>,
+}
+
+/// The switch that adds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct SwitchOutcome {
+    /// Share of all contributions that came to the aggregator in one of its sums.
+    pub summed_share: f64,
+    /// Contributions that found no slot, for each contribution.
+    pub crowded_share: f64,
+    /// Contributions outside of the window as the switch knew it, for each contribution.
+    pub outside_share: f64,
+    /// Slots whose sum never became complete, as a share of all that were begun.
+    pub unfinished_share: f64,
+    /// Contributions that were sent again because their sum did not come, for each contribution.
+    pub reclaimed_share: f64,
+    /// Places that each job's chunks might claim in the end.
+    pub k: Vec<u8>,
 }
 
 /// One job.
@@ -150,6 +171,23 @@ impl Outcome {
             contributions,
             retransmissions,
             pulls,
+            switch: record.switch.as_ref().map(|switch| SwitchOutcome::of(switch, contributions)),
+        }
+    }
+}
+
+impl SwitchOutcome {
+    fn of(record: &SwitchRecord, contributions: u64) -> SwitchOutcome {
+        let counted = |what: Count| record.counts.get(what as usize).copied().unwrap_or(0);
+        let share = |part: u64, of: u64| part as f64 / of.max(1) as f64;
+        let unfinished = counted(Count::Stored).saturating_sub(counted(Count::Completed));
+        SwitchOutcome {
+            summed_share: share(record.summed, contributions),
+            crowded_share: share(counted(Count::PassedCrowded), contributions),
+            outside_share: share(counted(Count::PassedWindow), contributions),
+            unfinished_share: share(unfinished, counted(Count::Stored)),
+            reclaimed_share: share(record.reclaimed, contributions),
+            k: record.ks.clone(),
         }
     }
 }
@@ -208,6 +246,20 @@ impl Report {
                     job.world,
                 );
             }
+        }
+        for (name, switch) in self.controllers.iter().filter_map(|(name, o)| Some((name, o.switch.as_ref()?)))
+        {
+            let _ = writeln!(
+                text,
+                "{name}, switch: of the contributions {:.3} in its sums, {:.3} without a slot, {:.3} outside of its window, {:.3} reclaimed; {:.3} of its slots \
+                 never complete; k {:?}",
+                switch.summed_share,
+                switch.crowded_share,
+                switch.outside_share,
+                switch.reclaimed_share,
+                switch.unfinished_share,
+                switch.k
+            );
         }
         text.push_str("pulls, again: requests without a contribution, contributions sent again, for each contribution\n");
         text
