@@ -440,16 +440,20 @@ impl Sweep {
     /// Throughput over the size of the table.
     #[must_use]
     pub fn throughput_plot(&self, description: &str) -> Plot {
-        self.plot("Throughput as a multiple of that without a switch", description, |row| row.of_none.median)
+        self.plot("Throughput over the switch's memory", "multiple of no switch", description, |row| {
+            row.of_none.median
+        })
     }
 
     /// Fairness over the size of the table.
     #[must_use]
     pub fn fairness_plot(&self, description: &str) -> Plot {
-        self.plot("Jain's index of the jobs' goodputs", description, |row| row.jain_index.median)
+        self.plot("Fairness over the switch's memory", "Jain's index", description, |row| {
+            row.jain_index.median
+        })
     }
 
-    fn plot(&self, title: &str, description: &str, of: fn(&Row) -> f64) -> Plot {
+    fn plot(&self, title: &str, y: &str, description: &str, of: fn(&Row) -> f64) -> Plot {
         let mut lines: Vec<Line> = Vec::new();
         for row in &self.rows {
             let name = format!("{} jobs, k = {}", row.jobs, row.k);
@@ -463,7 +467,7 @@ impl Sweep {
             title: title.into(),
             subtitle: description.into(),
             x: "slots of the switch, logarithm to base 2".into(),
-            y: title.to_lowercase(),
+            y: y.into(),
             lines,
         }
     }

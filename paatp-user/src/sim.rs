@@ -24,7 +24,7 @@ Exit status: 0 all went well, 1 it failed (standard error says why and what to d
 /// Seeds of a soak unless told otherwise.
 const DEFAULT_SEEDS: u64 = 10_000;
 /// Seeds of a sweep unless told otherwise: enough for a median and a spread.
-const DEFAULT_SWEEP_SEEDS: u64 = 5;
+const DEFAULT_SWEEP_SEEDS: u64 = 3;
 /// A line of progress after so many seeds.
 const SEEDS_PER_LINE: u64 = 10_000;
 
