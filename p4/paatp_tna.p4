@@ -88,9 +88,9 @@ const bit<16> UDP_BYTES = 8;
 const bit<16> ANSWER_BYTES = UDP_BYTES + PAATP_HEADER_BYTES;
 const bit<16> DATA_BYTES = ANSWER_BYTES + (PAATP_LANES_PER_BLOCK << 2);
 
-/* How long a slot is safe from other chunks, counted from its first contribution, in units of 2^16 ns: 50 ms. The
+/* How long a slot is safe from other chunks, counted from its first contribution, in units of 2^16 ns: 250 ms. The
    control plane may set another time. */
-const bit<32> PATIENCE = 763;
+const bit<32> PATIENCE = 3815;
 
 /* The upper limb of a tag's sum has the ranks that are missing above it, and the contributions with a mark above those:
    all are sums, so one register does. */

@@ -360,7 +360,7 @@ fn partial_sums_of_the_tofino_program_are_right() {
         }
         let mut sent: Vec<(u8, Vec<u8>)> = Vec::new();
         for packet in 0..PACKETS {
-            switch.now += [1000, PAUSE, 30 * PAUSE][random.below(3) as usize];
+            switch.now += [1000, PAUSE, 150 * PAUSE][random.below(3) as usize];
             if sent.is_empty() || random.chance(70) {
                 let job = &jobs[random.below(2) as usize];
                 let rank = random.below(job.world.into()) as u8;
