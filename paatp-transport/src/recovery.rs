@@ -144,6 +144,8 @@ impl Recovery {
     /// The next request to be thought lost, oldest first.
     pub fn next_lost(&mut self, now: Time) -> Option<(u32, Sent)> {
         self.forget();
+        // Here alone, or a deadline that was told would be over before its time.
+        self.overtaking.settle_down();
         let token = self.live;
         let index = token.wrapping_sub(self.first) as usize;
         let rtt_threshold = self.reordering_time();
@@ -259,6 +261,10 @@ impl Overtaking {
     /// What was thought lost was, as far as can be known.
     fn lost(&mut self) {
         self.losses += 1;
+    }
+
+    /// After enough losses answers are thought to come in order.
+    fn settle_down(&mut self) {
         if self.losses >= IN_ORDER_AFTER {
             *self = Overtaking::default();
         }

@@ -245,7 +245,7 @@ fn f23_r29_every_rank_sees_the_same_mode_for_every_operation() {
             shape,
             weather: if seed % 3 == 0 { FAIR } else { STORMY },
             computing: vec![300, 100, 2000, 500, 100][..usize::from(shape.world)].to_vec(),
-            changes: 0.01,
+            changes: 0.012,
             ..job(seed, BSP)
         };
         let outcome = job.run();

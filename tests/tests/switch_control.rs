@@ -99,8 +99,13 @@ fn a_job_is_put_on_the_switch() {
     let (address, held) = (switch.address, (held, switch));
     drop(held);
     wait_until("it is known to be down", DEADLINE, || Ok(status(&lab)["switch"]["state"] == "down")).unwrap();
-    let listener = lab.aggregator.namespace.run(|| TcpListener::bind(address)).unwrap().unwrap();
-    let switch = MockSwitch::on(listener).unwrap();
+    let mut listener = None;
+    wait_until("the port was free", DEADLINE, || {
+        listener = lab.aggregator.namespace.run(|| TcpListener::bind(address))?.ok();
+        Ok(listener.is_some())
+    })
+    .unwrap();
+    let switch = MockSwitch::on(listener.unwrap()).unwrap();
     switch.load();
     let result = running.finish(DEADLINE).unwrap();
     let verdict = result.check(&inputs, &options).unwrap();
