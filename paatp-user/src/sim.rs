@@ -71,7 +71,7 @@ pub enum SimCommand {
 /// `paatp sim sweep`
 #[derive(Debug, Args)]
 pub struct Sweep {
-    /// Scenario to run: a TOML file with a [switch].
+    /// Scenario to run: a TOML file with a table `switch`.
     #[arg(value_name = "SCENARIO.toml")]
     pub scenario: PathBuf,
     /// Numbers of jobs: the first ones of the scenario.

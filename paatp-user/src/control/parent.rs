@@ -1,6 +1,6 @@
 //! A lower node asks its parent, as a worker would, on behalf of its ranks.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use paatp_common::levels::Link;
 use serde::Serialize;
@@ -19,6 +19,10 @@ use super::protocol::{Grant, JoinRequest, LeaveRequest, PROTOCOL, Problem};
 /// Longer than the parent may take to say that the wait is over.
 const GRACE: Duration = Duration::from_secs(5);
 
+/// Longest wait of one request. A parent that has lost its power says nothing, and its successor knows nothing of those that
+/// were asked before.
+const PIECE: Duration = Duration::from_secs(30);
+
 /// Time for a parent to note that one rank leaves.
 const LEAVE_TIME: Duration = Duration::from_secs(5);
 
@@ -27,19 +31,30 @@ const LEAVE_TIME: Duration = Duration::from_secs(5);
 /// # Errors
 /// If it refuses or cannot be reached.
 pub(super) fn join(ascent: &Ascent) -> Result<(Grant, Uplink), ControlError> {
+    let until = Instant::now() + ascent.wait;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        match join_for(ascent, left.min(PIECE)) {
+            Err(ControlError::RanksMissing { .. }) if left > PIECE => {}
+            joined => return joined,
+        }
+    }
+}
+
+/// The same, but for no longer than this.
+fn join_for(ascent: &Ascent, wait: Duration) -> Result<(Grant, Uplink), ControlError> {
     let ranks = ascent.parent.ranks;
     let request = JoinRequest {
         protocol: PROTOCOL,
         rank: ranks.first().into(),
         world: ascent.world.into(),
-        wait_seconds: ascent.wait.as_secs_f64(),
+        wait_seconds: wait.as_secs_f64(),
         layout: ascent.layout.clone(),
         attempt: None,
         below: Some((ranks.first() + 1..=ranks.last()).map(u32::from).collect()),
     };
     let refused = |why| ControlError::Parent { job: ascent.name.clone(), parent: ascent.parent.address, why };
-    let (status, body) =
-        ask(ascent.parent, &ascent.name, "join", &request, ascent.wait + GRACE).map_err(refused)?;
+    let (status, body) = ask(ascent.parent, &ascent.name, "join", &request, wait + GRACE).map_err(refused)?;
     if status != 200 {
         return Err(match serde_json::from_slice::<Problem>(&body) {
             Ok(problem) if problem.code == Code::RANKS_MISSING.name() => ControlError::RanksMissing {

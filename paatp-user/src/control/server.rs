@@ -255,7 +255,7 @@ impl Control {
             let formed = inner.membership.form_below(&ascent, &grant, uplink);
             let is_in_force = formed.as_ref().is_ok_and(|formation| inner.form(formation));
             if !is_in_force {
-                // The other nodes' ranks would wait for these for ever.
+                // These ranks are out of it. (Those of other nodes find out by the timeout.)
                 leave_parent(ascent.parent, ascent.name.clone(), grant.generation);
             }
             formed

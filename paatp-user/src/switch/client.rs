@@ -29,8 +29,11 @@ use super::program::Program;
 pub const CALL_TIME: Duration = Duration::from_secs(3);
 /// Longest wait for a program to be loaded: hardware is set up anew.
 pub const LOAD_TIME: Duration = Duration::from_secs(60);
-/// Changes in one request: some 100 bytes each, where gRPC takes 4 MiB.
-pub const CHANGES_AT_A_TIME: usize = 512;
+/// Changes in one request. What a switch says of each comes in a trailer: some 100 bytes each, where HTTP/2 servers send 16
+/// KiB at least.
+pub const CHANGES_AT_A_TIME: usize = 64;
+/// Largest trailer that is taken, in bytes.
+const MAX_TRAILER_BYTES: u32 = 1 << 20;
 /// Most entries that are read: what our tables hold, twice, with groups and others' stations.
 pub const MAX_ENTITIES: usize = 2 * (2 * MAX_JOBS * MAX_RANKS + 2 * MAX_JOBS + 1024);
 /// Requests of the session that wait to be sent: one is.
@@ -262,7 +265,8 @@ impl Client {
 
 async fn connect(address: SocketAddr) -> Result<P4RuntimeClient<Channel>, SwitchError> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"))
-        .map_err(|error| SwitchError::Unreachable(error.to_string()))?;
+        .map_err(|error| SwitchError::Unreachable(error.to_string()))?
+        .http2_max_header_list_size(MAX_TRAILER_BYTES);
     match tokio::time::timeout(CALL_TIME, endpoint.connect()).await {
         Err(_) => Err(SwitchError::Unreachable(format!("no answer within {CALL_TIME:?}"))),
         Ok(Err(error)) => Err(SwitchError::Unreachable(cause(&error))),

@@ -33,6 +33,8 @@ pub const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 pub const RELEASE_TIME: Duration = Duration::from_secs(2);
 /// Largest file of a program, in bytes: BMv2's is 1.5 MiB, and gRPC servers take 4 MiB unless told otherwise.
 const MAX_PROGRAM_BYTES: u64 = 64 << 20;
+/// Why a job that is to be on the switch is not.
+const REFUSED: &str = "the switch refuses its entries";
 
 /// What is to be on the switch.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -86,7 +88,10 @@ pub fn keeper(setup: Setup, neighbourhood: Neighbourhood) -> (Handle, impl Futur
         setup,
         wish: heard,
         report: report.clone(),
-        election: first_election(),
+        first: first_election(),
+        sessions: 0,
+        was_vacant: false,
+        is_loaded: false,
         jobs: Vec::new(),
         is_right: false,
     };
@@ -104,7 +109,13 @@ struct Keeper {
     stations: Vec<Entry>,
     wish: watch::Receiver<Wish>,
     report: Report,
-    election: u128,
+    /// This daemon's first election id, and how many sessions have been tried since.
+    first: u128,
+    sessions: u128,
+    /// The last session found that whoever was primary had gone.
+    was_vacant: bool,
+    /// This daemon has loaded the switch's program.
+    is_loaded: bool,
     /// The jobs that were to be on the switch at the last look of this session.
     jobs: Vec<SwitchedJob>,
     /// All was as it is to be, after that look.
@@ -120,15 +131,26 @@ impl Keeper {
                 Err(error) => error,
             };
             self.report.failed(&error);
-            self.election += 1;
-            if let SwitchError::Vacant { last } = error {
-                self.election = self.election.max(last + 1);
-            }
+            self.next_session(&error);
             if self.rest(pause).await {
                 return;
             }
             pause = (2 * pause).min(LONGEST_PAUSE);
         }
+    }
+
+    /// With which number the next session is opened. A later daemon has a larger one and stays primary: what has gone for a
+    /// moment is not taken, and whoever is primary is not overtaken.
+    fn next_session(&mut self, error: &SwitchError) {
+        self.sessions += 1;
+        match *error {
+            SwitchError::Vacant { last } if self.was_vacant => {
+                (self.first, self.sessions) = (self.first.max(last.saturating_add(1)), 0);
+            }
+            SwitchError::NotPrimary { .. } => self.sessions = 0,
+            _ => {}
+        }
+        self.was_vacant = matches!(error, SwitchError::Vacant { .. });
     }
 
     /// Waits. Says whether all is over.
@@ -141,13 +163,15 @@ impl Keeper {
 
     /// From connecting to the end of the session, which is an error, or of the daemon, which is none.
     async fn session(&mut self, pause: &mut Duration) -> Result<(), SwitchError> {
-        let mut client = Client::open(self.setup.address, self.setup.device, self.election).await?;
+        let election = self.first.saturating_add(self.sessions);
+        let mut client = Client::open(self.setup.address, self.setup.device, election).await?;
         if let Some(files) = &self.setup.pipeline {
-            load(&mut client, files).await?;
+            load(&mut client, files, self.is_loaded).await?;
+            self.is_loaded = true;
         }
         let (info, _) = client.program().await?;
         let program = Program::of(&info)?;
-        (*pause, self.jobs, self.is_right) = (FIRST_PAUSE, Vec::new(), false);
+        (self.jobs, self.is_right) = (Vec::new(), false);
         let mut looks = interval(LOOK_INTERVAL);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -168,7 +192,8 @@ impl Keeper {
             match result {
                 Ok(()) if wish.released => return Ok(()),
                 Err(error) if !error.is_partial() => return Err(error),
-                _ => {}
+                // It answers.
+                _ => *pause = FIRST_PAUSE,
             }
         }
     }
@@ -182,7 +207,7 @@ impl Keeper {
 
     /// Reads what the switch has, puts right what differs, and reads what it counted.
     async fn look(&mut self, client: &mut Client, program: &Program, wish: &Wish) -> Result<(), SwitchError> {
-        let (jobs, told) = jobs_of(program, wish);
+        let (jobs, mut told) = jobs_of(program, wish);
         // What was written stays as it is; windows and places that are new are no damage either.
         let was_asked = !self.is_right || self.jobs != jobs;
         let goal = plan::wanted(&self.stations, &jobs);
@@ -206,6 +231,12 @@ impl Keeper {
         let cells = client.read("tell its counters", vec![program.counts()]).await?;
         program.count(&cells, &mut counts);
         let entries = goal.iter().filter(|(key, value)| held.get(key) == Some(value)).count();
+        for job in &mut told {
+            let entry = jobs.iter().find(|switched| job.number == switched.number).map(plan::job_key);
+            if entry.is_some_and(|key| held.get(&key) != goal.get(&key)) {
+                (job.ranks, job.absent) = (Vec::new(), Some(REFUSED.into()));
+            }
+        }
         let repaired = if was_asked { 0 } else { all - refused.len().min(all) };
         let round = Round { entries, repaired, refused: refused.len(), counts, jobs: told };
         let error = refused.first().map(|first| SwitchError::Writes {
@@ -238,11 +269,12 @@ fn jobs_of(program: &Program, wish: &Wish) -> (Vec<SwitchedJob>, Vec<JobOnSwitch
         match placement.on(program.slots(), program.lanes()) {
             Ok(job) => {
                 let ranks = job.ranks.iter().map(|neighbour| neighbour.rank).collect();
-                told.push(JobOnSwitch { name, ranks, absent: None });
+                told.push(JobOnSwitch { name, number: job.number, ranks, absent: None });
                 jobs.push(job);
             }
             Err(absent) => {
-                told.push(JobOnSwitch { name, ranks: Vec::new(), absent: Some(absent.to_string()) });
+                let number = placement.number;
+                told.push(JobOnSwitch { name, number, ranks: Vec::new(), absent: Some(absent.to_string()) });
             }
         }
     }
@@ -250,7 +282,7 @@ fn jobs_of(program: &Program, wish: &Wish) -> (Vec<SwitchedJob>, Vec<JobOnSwitch
 }
 
 /// Loads a program into the switch, unless it has this one.
-async fn load(client: &mut Client, files: &PipelineFiles) -> Result<(), SwitchError> {
+async fn load(client: &mut Client, files: &PipelineFiles, was_loaded: bool) -> Result<(), SwitchError> {
     let (program, info) = (read(&files.program)?, read(&files.info)?);
     let unreadable = |why: prost::DecodeError| SwitchError::Pipeline {
         path: files.info.clone(),
@@ -261,7 +293,8 @@ async fn load(client: &mut Client, files: &PipelineFiles) -> Result<(), SwitchEr
     let info = P4Info::decode(&*info).map_err(unreadable)?;
     Program::of(&info)?;
     let has_it = match client.program().await {
-        Ok((there, same)) => same == cookie && there == info,
+        // A switch that keeps no cookies is not loaded again and again, which would clear its tables.
+        Ok((there, same)) => same == cookie || was_loaded && Program::of(&there).is_ok(),
         Err(SwitchError::NoProgram) => false,
         Err(error) => return Err(error),
     };

@@ -175,7 +175,9 @@ impl SwitchOptions {
     pub fn setup(&self) -> Result<Option<Setup>, OptionsError> {
         let stations = &self.switch_port;
         let Some(address) = self.switch else {
-            return if stations.is_empty() { Ok(None) } else { Err(OptionsError::NoSwitch) };
+            let is_alone =
+                stations.is_empty() && self.switch_slots.is_none() && self.switch_pipeline.is_none();
+            return if is_alone { Ok(None) } else { Err(OptionsError::NoSwitch) };
         };
         if stations.is_empty() {
             return Err(OptionsError::NoPorts(address));

@@ -53,6 +53,8 @@ pub enum Absent {
 pub struct Placement {
     /// Its name.
     pub name: String,
+    /// Its number.
+    pub number: u16,
     /// Most lanes of its packets.
     pub lanes: u16,
     /// What the switch is to know of it, or why nothing.
@@ -117,6 +119,7 @@ impl Neighbourhood {
         let running = jobs.iter().filter(|job| job.status.generation.is_some());
         let place = |job: &JobFacts| Placement {
             name: job.status.name.clone(),
+            number: job.status.job,
             lanes: job.entry.lanes,
             outcome: self.job(job),
         };

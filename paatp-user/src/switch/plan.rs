@@ -170,6 +170,12 @@ pub fn wanted<'a>(stations: &[Entry], jobs: impl IntoIterator<Item = &'a Switche
     state
 }
 
+/// What the entry of a job itself is known by.
+#[must_use]
+pub fn job_key(job: &SwitchedJob) -> Key {
+    Key::Entry(Table::Jobs, vec![job.number.into(), job.generation.into()])
+}
+
 /// The number of the job that something belongs to, if it belongs to one. A group's is one less than its own; groups
 /// beyond are not ours.
 fn job_of(key: &Key) -> Option<u128> {

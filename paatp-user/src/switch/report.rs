@@ -18,6 +18,8 @@ use super::error::{SwitchError, SwitchState};
 pub struct JobOnSwitch {
     /// Its name.
     pub name: String,
+    /// Its number on the aggregator.
+    pub number: u16,
     /// Ranks whose contributions the switch adds; none if the job is not on it.
     pub ranks: Vec<u8>,
     /// Why it is not on it.
@@ -163,6 +165,10 @@ impl Report {
 
     /// The session has ended, or none could begin.
     pub fn failed(&self, error: &SwitchError) {
+        for job in &mut self.lock().jobs {
+            job.ranks.clear();
+            job.absent.get_or_insert_with(|| "the switch is not in use".into());
+        }
         self.is_now(error.state(), Some(error));
     }
 

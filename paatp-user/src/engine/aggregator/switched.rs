@@ -27,6 +27,7 @@ impl Aggregator {
             let failed = |source| table_error(map::LINKS, source);
             let mut table: Array<_, Raw<Link>> = array_mut(&mut self.maps, map::LINKS)?;
             let link = table.get(&number, 0).map_err(failed)?.0;
+            let switched = switched | link.switched;
             table.set(number, Raw(Link { switched, ..link }), 0).map_err(failed)?;
         }
         Ok(())
