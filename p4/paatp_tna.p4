@@ -71,7 +71,8 @@ const bit<8> MODE_RESULT = 3;
 /* From ingress to egress, on all packets that do not skip it. All but the mode is of MODE_SUM. */
 header bridge_h {
     bit<8> mode;
-    bit<8> next_exponent;
+    /* At its place in the header's word, with the bias of found_t. */
+    bit<32> next_exponent;
     bit<32> ack;
     bit<32> progress;
     bit<32> tag_high;
@@ -493,7 +494,7 @@ control PaatpIngress(
     action send_up() {
         hdr.bridge.setValid();
         hdr.bridge.mode = MODE_SUM;
-        hdr.bridge.next_exponent = meta.found.next[7:0] ^ 0x80;
+        hdr.bridge.next_exponent = meta.found.next << 16;
         hdr.bridge.ack = (bit<32>)meta.ack + meta.chunk;
         hdr.bridge.progress = (bit<32>)meta.progress + meta.chunk;
         meta.count = PAATP_COUNT_COMPLETED;
@@ -615,9 +616,9 @@ control PaatpIngress(
         join_limbs();
 
         if (!hdr.bridge.isValid()) {
-            stations.apply();
             skip_egress();
-        } else if (hdr.bridge.mode == MODE_SUM) {
+        }
+        if (!hdr.bridge.isValid() || hdr.bridge.mode == MODE_SUM) {
             stations.apply();
         }
         if (meta.count != PAATP_COUNTS) {
@@ -672,6 +673,7 @@ const bit<32> ECHO_CHECK = PAATP_WEIGHT_0 * (bit<32>)PAATP_FLAG_ECN_ECHO;
 const bit<32> PARTIAL_CHECK = PAATP_WEIGHT_0 * (bit<32>)PAATP_FLAG_PARTIAL;
 /* Third byte from the right of the words with next exponent and gain. */
 const bit<32> FIELD = 0x00ff0000;
+const bit<32> NEXT_EXPONENT_BIAS = 0x01800000;
 
 parser PaatpEgressParser(
     packet_in packet,
@@ -729,11 +731,12 @@ control PaatpEgress(
 
     action read_next_exponent() {
         meta.field = hdr.words.word13 & FIELD;
+        hdr.bridge.next_exponent = hdr.bridge.next_exponent ^ NEXT_EXPONENT_BIAS;
     }
 
     /* The answer says nothing of the wish or the policy. Acknowledgement and progress stay the sender's own, which are
        lower bounds of p_min and p_max; the bitmap stays the sender's bit. */
-    action answer(bit<16> granted) {
+    action answer(bit<32> granted) {
         mac_t mac = hdr.ethernet.source;
         hdr.ethernet.source = hdr.ethernet.destination;
         hdr.ethernet.destination = mac;
@@ -759,8 +762,8 @@ control PaatpEgress(
         meta.changes.word11 = 0 - hdr.words.word11;
         hdr.words.word11 = 0;
         hdr.words.word12 = 0;
-        meta.changes.word13 = (bit<32>)granted - hdr.words.word13;
-        hdr.words.word13 = (bit<32>)granted;
+        meta.changes.word13 = granted - hdr.words.word13;
+        hdr.words.word13 = granted;
         meta.changes.word14 = 0 - hdr.words.word14;
         hdr.words.word14 = 0;
         hdr.words.word15 = hdr.words.word15 + ANSWER_CHECK;
@@ -786,7 +789,7 @@ control PaatpEgress(
         meta.changes.word11 = hdr.bridge.tag_low - hdr.words.word11;
         hdr.words.word11 = hdr.bridge.tag_low;
         hdr.words.word12 = word12;
-        meta.changes.word13 = (8w0 ++ hdr.bridge.next_exponent ++ 16w0) - meta.field;
+        meta.changes.word13 = hdr.bridge.next_exponent - meta.field;
         meta.changes.word14 = 0;
         hdr.words.word15 = hdr.words.word15 + gain;
     }

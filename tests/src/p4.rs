@@ -2,8 +2,7 @@
 //! command line, and looked into. `cargo xtask p4 test` uses it.
 //!
 //! The tools are in no package registry. They are looked for in `P4C` (`p4c-bm2-ss`), `BMV2` (`simple_switch`) and
-//! `BMV2_CLI` (`simple_switch_CLI`), those for Tofino in `P4TEST` (`p4test`), `P4C_TOFINO` (`p4c-barefoot`) and `BFAS`
-//! (`bfas`), and on `PATH`.
+//! `BMV2_CLI` (`simple_switch_CLI`), that for Tofino in `P4TEST` (`p4test`), and on `PATH`.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -227,9 +226,7 @@ impl Verified {
     pub fn now(tools: &Tools, tests: BTreeMap<String, String>) -> Result<Verified> {
         let output = Command::new("date").args(["-u", "+%F"]).output().context("cannot start `date`")?;
         let date = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-        let mut versions = tools.versions()?.to_vec();
-        versions.push(tofino::Backend::find()?.version()?);
-        Ok(Verified { digest: Verified::digest_now()?, tools: versions, date, tests })
+        Ok(Verified { digest: Verified::digest_now()?, tools: tools.versions()?.into(), date, tests })
     }
 
     /// What is noted.

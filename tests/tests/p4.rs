@@ -1,5 +1,5 @@
-//! The switch program on BMv2: the vectors, frame by frame; and that for Tofino, compiled. `cargo xtask p4 test` runs
-//! this.
+//! The switch program on BMv2: the vectors, frame by frame; and what that for Tofino
+//! means. `cargo xtask p4 test` runs this.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is the failure report here")]
 
@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use paatp_common::Seq;
 use paatp_common::frame::PLAIN_HEADER;
-use paatp_common::limits::LANES_PER_BLOCK;
 use paatp_common::switch::{Count, places};
 use paatp_common::tag::salt;
 use paatp_common::wire::{Chunk, Header, Kind, Request, flags};
@@ -219,18 +218,6 @@ fn both_ends_of_its_sizes_compile() {
 fn the_tofino_program_is_well_typed() {
     let Some(checker) = tofino::require_checker("p4::the_tofino_program_is_well_typed") else { return };
     checker.check().unwrap();
-}
-
-/// There is no model of the chip here that could run it: compiled, assembled, and within the chip.
-#[test]
-fn the_tofino_program_fits() {
-    let Some(backend) = tofino::require_backend("p4::the_tofino_program_fits") else { return };
-    let used = backend.compile().unwrap();
-    println!("{used}");
-    // Lanes, the three of tags, and more.
-    assert!(used.registers.len() > LANES_PER_BLOCK + 3, "{used}");
-    assert!(used.registers.len() <= tofino::STAGES * tofino::UNITS, "{used}");
-    assert!((1..=tofino::STAGES).contains(&used.stages()), "{used}");
 }
 
 /// Between two packets, in ns.
