@@ -137,7 +137,7 @@ fn inputs(args: &Args) -> Result<Vec<Gradient>> {
     ensure!(workers > 0, "at least one worker is needed");
     ensure!(
         workers <= files.len(),
-        "{} has gradients of {} ranks; use --workers {0} or fewer, or another --gradients folder",
+        "{} has gradients of {} ranks; use --workers {1} or fewer, or another --gradients folder",
         folder.display(),
         files.len(),
     );
