@@ -446,7 +446,8 @@ local function add_links(tree, tvb, pinfo, h)
         tree:add(f.answer_in, tvb(28, 4), exchange.answer):set_generated()
     end
     if h.kind ~= KIND.DATA then return end
-    local chunk = sender .. ":" .. h.seq .. ":" .. h.attempt
+    -- A redo sends the same bytes under the next attempt.
+    local chunk = sender .. ":" .. h.seq
     if not contributions[chunk] then contributions[chunk] = { frame = pinfo.number, token = h.token } end
     operations[h.job .. ":" .. h.generation .. ":" .. h.seq] = h.operation_byte
     -- What the network doubled has the same token.
