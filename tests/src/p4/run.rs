@@ -143,6 +143,12 @@ impl Value {
     }
 }
 
+/// A table's entries: by key, action and parameters.
+pub type Entries = HashMap<Vec<u128>, (&'static str, Vec<u128>)>;
+
+/// What a run leaves: parameters and variables by name, and the packet.
+pub type Ran = (HashMap<String, Value>, Vec<u8>);
+
 /// A parser or a control, with its memory and its tables.
 #[derive(Debug)]
 pub struct Unit {
@@ -150,8 +156,8 @@ pub struct Unit {
     registers: HashMap<String, BTreeMap<u128, Value>>,
     /// By name of the counter and index.
     pub counts: BTreeMap<u128, u64>,
-    /// By name of the table, and key: action and parameters.
-    pub tables: HashMap<&'static str, HashMap<Vec<u128>, (&'static str, Vec<u128>)>>,
+    /// By name of the table.
+    pub tables: HashMap<&'static str, Entries>,
     scopes: Vec<HashMap<String, Value>>,
     touched: HashSet<String>,
     /// Bits that a parser is given; what a deparser has put out.
@@ -194,7 +200,7 @@ impl Unit {
         packet: Vec<u8>,
         values: HashMap<&'static str, Value>,
         fill: u128,
-    ) -> Result<Option<(HashMap<String, Value>, Vec<u8>)>> {
+    ) -> Result<Option<Ran>> {
         let block = Rc::clone(&self.block);
         let mut scope = HashMap::new();
         for (name, of) in block.parameters.iter().chain(&block.variables) {
