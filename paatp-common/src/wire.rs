@@ -438,7 +438,7 @@ fields! {
     /// Lanes of the payload (of the chunk, where flags::PAYLOAD is not set; in an answer without a result of the slot of
     /// `want`, if that is complete).
     lanes, set_lanes: u16 = lanes;
-    /// Answer: what is told of the policy, see [`Told`].
+    /// Answer: what is told of the policy, see [`Told`](crate::policy::Told).
     told, set_told: u8 = told;
     /// Number of ranks in the payload.
     contributors, set_contributors: u8 = contributors;
