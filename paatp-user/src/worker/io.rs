@@ -94,7 +94,7 @@ impl Io {
                 Err(refused) => {
                     let Refused { error, socket } = *refused;
                     let reason = with_causes(&error);
-                    info!("no kernel bypass, so packets go through UDP sockets: {reason}");
+                    warn!("no kernel bypass, so packets go through UDP sockets: {reason}");
                     Io::udp(socket, reason)
                 }
             },
