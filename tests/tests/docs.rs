@@ -253,6 +253,9 @@ fn parse(place: &str, line: &str) {
     }
 }
 
+/// Time between two keys: a terminal holds 4096 that nobody reads.
+const BETWEEN_KEYS: Duration = Duration::from_millis(300);
+
 /// Less than what is written for a whole screen, in bytes: more than what a terminal is told before.
 const A_SCREEN: usize = 500;
 
@@ -469,10 +472,14 @@ impl Session {
         let screen = self.folder.path().join("screen");
         let shown = || fs::read(&screen).unwrap_or_default();
         let end = Instant::now() + DEADLINE;
+        let mut typed = None;
         let ended = wait_until("it ended by q", DEADLINE, || {
-            // A key that comes before the terminal is read as it should be is lost.
-            if shown().len() > A_SCREEN {
+            // A key that comes before the terminal is read as it should be is lost. So many that they fill the terminal would
+            // stop `script`, and with it what it shows.
+            let is_due = typed.is_none_or(|at: Instant| at.elapsed() >= BETWEEN_KEYS);
+            if is_due && shown().len() > A_SCREEN {
                 let _ = keys.write_all(b"q");
+                typed = Some(Instant::now());
             }
             Ok(child.try_wait()?.is_some())
         });
