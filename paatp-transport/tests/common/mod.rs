@@ -18,7 +18,7 @@ use paatp_common::progress::Progress;
 use paatp_common::slot::Slot;
 use paatp_common::switch::{Outcome, Side, address_copy};
 use paatp_common::tag::rank_key;
-use paatp_common::wire::{HEADER_BYTES, Header};
+use paatp_common::wire::{HEADER_BYTES, Header, Kind};
 use paatp_transport::rate::Algorithm;
 use paatp_transport::{Event, Membership, Settings, Tensor, Time, Worker};
 use proptest::prelude::*;
@@ -232,6 +232,8 @@ pub struct Net {
     pub answer_filter: Option<Box<Filter>>,
     /// Answers with a flipped bit that were not lost.
     pub answers_flipped: u64,
+    /// With a switch: what a bit was flipped in, by direction, chunk and attempt.
+    flipped: BTreeSet<(bool, u32, u8)>,
     pub steps: u64,
     queue: BinaryHeap<Reverse<(u64, u64)>>,
     flights: BTreeMap<u64, Flight>,
@@ -291,6 +293,7 @@ impl Net {
             filter: None,
             answer_filter: None,
             answers_flipped: 0,
+            flipped: BTreeSet::new(),
             steps: 0,
             queue: BinaryHeap::new(),
             flights: BTreeMap::new(),
@@ -317,7 +320,7 @@ impl Net {
                 continue;
             }
             let mut copy = datagram.clone();
-            let flipped = self.random.chance(self.weather.flips);
+            let flipped = self.random.chance(self.weather.flips) && self.may_flip(&copy);
             if flipped {
                 let bit = self.random.below(copy.len() as u64 * 8) as usize;
                 copy[bit / 8] ^= 1 << (bit % 8);
@@ -327,6 +330,19 @@ impl Net {
             self.answers_flipped += u64::from(flipped && matches!(flight, Flight::ToWorker(..)));
             self.post(at, flight);
         }
+    }
+
+    /// One bit in all that meets before somebody checks it: the checks see every single wrong word, and two flipped top
+    /// bits cancel (docs/protocol.md). Without a switch that is a datagram. A switch adds unchecked what several ranks
+    /// send, and passes on with the bits that were flipped before.
+    fn may_flip(&mut self, datagram: &[u8]) -> bool {
+        if self.switch.is_none() {
+            return true;
+        }
+        let Some(header) = Header::of(datagram).filter(|header| header.check().is_ok()) else { return false };
+        let is_answer = header.kind() == Some(Kind::Answer);
+        let seq = if is_answer { header.want() } else { header.seq() };
+        self.flipped.insert((is_answer, seq.0, header.attempt()))
     }
 
     /// A datagram at the switch, whose clock is the network's.

@@ -1,7 +1,7 @@
 //! A network in virtual time of workers and aggregators above one another.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use paatp_common::aggregate::Outcome;
 use paatp_common::counter::Event as Counted;
@@ -12,6 +12,7 @@ use paatp_common::limits::{MAX_JOBS, MAX_RANKS};
 use paatp_common::pool::Pool;
 use paatp_common::progress::RankRecord;
 use paatp_common::tag::rank_key;
+use paatp_common::wire::{Header, Kind};
 use paatp_transport::{Event, Membership, Tensor, Time, Worker};
 
 use crate::common::{Aggregator, GENERATION, NONCE, Random, Shape, Weather, membership, settings};
@@ -109,6 +110,8 @@ pub struct Tree {
     silent: Vec<bool>,
     homes: Vec<usize>,
     weather: Weather,
+    /// Datagrams in which a bit was flipped, by direction, rank and token.
+    flipped: BTreeSet<(bool, u8, u32)>,
     random: Random,
     queue: BinaryHeap<Reverse<(u64, u64)>>,
     flights: BTreeMap<u64, Flight>,
@@ -192,6 +195,7 @@ impl Tree {
             silent: vec![false; world],
             homes: plan.homes.clone(),
             weather,
+            flipped: BTreeSet::new(),
             random: Random(seed),
             queue: BinaryHeap::new(),
             flights: BTreeMap::new(),
@@ -226,13 +230,21 @@ impl Tree {
                 continue;
             }
             let mut copy = datagram.to_vec();
-            if self.random.chance(self.weather.flips) {
+            if self.random.chance(self.weather.flips) && self.may_flip(&copy) {
                 let bit = self.random.below(copy.len() as u64 * 8) as usize;
                 copy[bit / 8] ^= 1 << (bit % 8);
             }
             let at = self.now + self.weather.delay + self.random.below(self.weather.jitter + 1);
             self.post(at, Flight::To(from, to, copy));
         }
+    }
+
+    /// Once on its way through all levels: what a node passes on as it is nobody has checked yet, and two flipped top bits
+    /// cancel (docs/protocol.md).
+    fn may_flip(&mut self, datagram: &[u8]) -> bool {
+        let Some(header) = Header::of(datagram).filter(|header| header.check().is_ok()) else { return false };
+        let is_answer = header.kind() == Some(Kind::Answer);
+        self.flipped.insert((is_answer, header.worker(), header.token()))
     }
 
     fn pump(&mut self, rank: u8) {
