@@ -260,7 +260,8 @@ fn record<M: Machine>(machine: &mut M, who: &Admitted<M::JobRef>, anew: bool) ->
     if moved | anew | ahead | job.is_shared() {
         machine.recompute(who.job, members);
     }
-    machine.progress(who.job).acks.floor(generation)
+    let own = machine.progress(who.job).acks.floor(generation);
+    levels::floor(machine, who, own)
 }
 
 /// Takes a contribution, or says why not. `Err` is for what is dropped without an answer.
@@ -279,7 +280,7 @@ fn receive<M: Machine>(
             return Ok(Received { fate: Fate::refused(Refusal::Conflict), attempt: 0, bits: 0 });
         }
     }
-    if levels::rises(machine, who) && machine.header().attempt() > 0 {
+    if levels::passes_redo(machine, who) {
         return levels::pass_redo(machine, who, seq);
     }
     let job = machine.job(who.job);
@@ -300,10 +301,10 @@ fn receive<M: Machine>(
         Err(refusal) => return Err(refusal),
     };
     let rules = machine.rules(who.job);
-    let fate = if levels::rises(machine, who) && levels::passes(machine, slot) {
-        Fate::PASSED
-    } else {
-        contribute(machine, rules, who, slot, salt)
+    let passed = if levels::rises(machine, who) { levels::passes(machine, slot) } else { None };
+    let fate = match passed {
+        Some(fate) => fate,
+        None => contribute(machine, rules, who, slot, salt),
     };
     let fate = Fate(machine.forget(fate.0));
     let rules = machine.rules(who.job);
@@ -658,6 +659,10 @@ fn hand_out<M: Machine>(
         machine.progress(who.job).contributed.slowest(generation)
     };
     let window = machine.job(who.job).granted;
+    let mut bitmap = machine.state(slot).bits;
+    if levels::rises(machine, who) {
+        bitmap = levels::contributors(machine, bitmap);
+    }
     let state = machine.state(slot);
     let culprit = state.non_finite();
     let mut told = flags::RESULT | begun.flags;
@@ -667,7 +672,7 @@ fn hand_out<M: Machine>(
         flags: told,
         status: if is_pull { Status::Ok as u8 } else { begun.status },
         want: want.0,
-        bitmap: state.bits,
+        bitmap,
         tag: state.tag,
         lanes,
         told: state.told().0,

@@ -185,10 +185,11 @@ const fn is_tag(ether_type: u16) -> bool {
 }
 
 /// Finds our header in a frame of `length` bytes. (The kernel's verifier takes no difference of the frame's pointers
-/// without CAP_PERFMON.)
+/// without CAP_PERFMON.) `relayed`: so many ports after those of requests are ours too, for answers to what was sent on.
 #[inline(always)]
 #[must_use]
-pub fn parse(frame: &Frame<'_>, length: u32, node: &Node) -> Parsed {
+pub fn parse(frame: &Frame<'_>, length: u32, node: &Node, relayed: u16) -> Parsed {
+    let ours = Ours { node, relayed };
     let mut ip = frame.past_ethernet();
     let Some(mut ether_type) = frame.at::<[u8; 2]>(12).map(|b| u16::from_be_bytes(*b)) else {
         return Parsed::NotOurs;
@@ -203,15 +204,15 @@ pub fn parse(frame: &Frame<'_>, length: u32, node: &Node) -> Parsed {
         }
     }
     match ether_type {
-        ether::IPV4 => parse_v4(&ip, Layout { tags, is_v6: false }, length, node),
-        ether::IPV6 => parse_v6(&ip, Layout { tags, is_v6: true }, length, node),
+        ether::IPV4 => parse_v4(&ip, Layout { tags, is_v6: false }, length, ours),
+        ether::IPV6 => parse_v6(&ip, Layout { tags, is_v6: true }, length, ours),
         other if is_tag(other) => Parsed::Unread(Refusal::TooManyTags),
         _ => Parsed::NotOurs,
     }
 }
 
 #[inline(always)]
-fn parse_v4(ip: &Frame<'_>, layout: Layout, length: u32, node: &Node) -> Parsed {
+fn parse_v4(ip: &Frame<'_>, layout: Layout, length: u32, ours: Ours<'_>) -> Parsed {
     let Some(header) = ip.at::<Ipv4Hdr>(0) else { return Parsed::NotOurs };
     if header.vihl != 0x45 || header.proto != PROTOCOL_UDP {
         return Parsed::NotOurs;
@@ -227,11 +228,11 @@ fn parse_v4(ip: &Frame<'_>, layout: Layout, length: u32, node: &Node) -> Parsed 
         congested: header.tos & CONGESTED == CONGESTED,
         datagram_bytes: u32::from(u16::from_be_bytes(header.tot_len)).wrapping_sub(IPV4_BYTES as u32),
     };
-    parse_udp(&ip.past_ipv4(), layout, length, node, &outer)
+    parse_udp(&ip.past_ipv4(), layout, length, ours, &outer)
 }
 
 #[inline(always)]
-fn parse_v6(ip: &Frame<'_>, layout: Layout, length: u32, node: &Node) -> Parsed {
+fn parse_v6(ip: &Frame<'_>, layout: Layout, length: u32, ours: Ours<'_>) -> Parsed {
     let Some(header) = ip.at::<Ipv6Hdr>(0) else { return Parsed::NotOurs };
     let outer = Outer {
         source: header.src_addr,
@@ -245,23 +246,33 @@ fn parse_v6(ip: &Frame<'_>, layout: Layout, length: u32, node: &Node) -> Parsed 
         if header.next_hdr != PROTOCOL_UDP {
             return Parsed::NotOurs;
         }
-        return parse_udp(&next, layout, length, node, &outer);
+        return parse_udp(&next, layout, length, ours, &outer);
     }
     let Some(fragment) = next.at::<[u8; 8]>(0) else { return Parsed::NotOurs };
     if fragment[0] != PROTOCOL_UDP || fragment[2] != 0 || fragment[3] & 0xF8 != 0 {
         return Parsed::NotOurs;
     }
     match next.at::<[u8; 12]>(0) {
-        Some([.., high, low]) if is_ours(node, [*high, *low], &outer) => Parsed::Bad(Refusal::Fragment),
+        Some([.., high, low]) if ours.are([*high, *low], &outer) => Parsed::Bad(Refusal::Fragment),
         _ => Parsed::NotOurs,
     }
 }
 
-/// The port and the address are ours.
-#[inline(always)]
-fn is_ours(node: &Node, port: [u8; 2], outer: &Outer) -> bool {
-    u16::from_be_bytes(port).wrapping_sub(node.port_base) < node.port_count
-        && is_local(node, &outer.destination)
+/// What makes a frame ours.
+#[derive(Clone, Copy)]
+struct Ours<'a> {
+    node: &'a Node,
+    relayed: u16,
+}
+
+impl Ours<'_> {
+    /// The port and the address.
+    #[inline(always)]
+    fn are(self, port: [u8; 2], outer: &Outer) -> bool {
+        let ports = self.node.port_count.wrapping_add(self.relayed);
+        u16::from_be_bytes(port).wrapping_sub(self.node.port_base) < ports
+            && is_local(self.node, &outer.destination)
+    }
 }
 
 /// What the IP header says, whichever version.
@@ -274,9 +285,9 @@ struct Outer {
 }
 
 #[inline(always)]
-fn parse_udp(frame: &Frame<'_>, layout: Layout, length: u32, node: &Node, outer: &Outer) -> Parsed {
+fn parse_udp(frame: &Frame<'_>, layout: Layout, length: u32, ours: Ours<'_>, outer: &Outer) -> Parsed {
     let Some(udp) = frame.at::<UdpHdr>(0) else { return Parsed::NotOurs };
-    if !is_ours(node, udp.dst, outer) {
+    if !ours.are(udp.dst, outer) {
         return Parsed::NotOurs;
     }
     if outer.is_fragment {
@@ -293,7 +304,8 @@ fn parse_udp(frame: &Frame<'_>, layout: Layout, length: u32, node: &Node, outer:
     if udp_bytes != outer.datagram_bytes || !payload_bytes.is_multiple_of(BLOCK_BYTES as u32) || !fits {
         return Parsed::Bad(Refusal::LengthMismatch);
     }
-    Parsed::Ours(layout, Arrival { source: outer.source, congested: outer.congested, payload_bytes })
+    let port = u16::from_be_bytes(udp.dst).wrapping_sub(ours.node.port_base);
+    Parsed::Ours(layout, Arrival { source: outer.source, congested: outer.congested, payload_bytes, port })
 }
 
 #[inline(always)]
@@ -362,13 +374,14 @@ pub fn way_back(frame: &Frame<'_>, layout: Layout) -> Option<Way> {
     Some(Way::new(mac, u16::from_be_bytes(udp.src)))
 }
 
-/// Sends a frame that came to us on to somebody else, with `payload` bytes after our header: from the address and port
-/// that it came to. What the network marked it with stays.
+/// Sends a frame that came to us on to somebody else, with `payload` bytes after our header: from the address that it
+/// came to, and the port unless there is another `source`. What the network marked it with stays.
 #[inline(always)]
 pub fn send_on(
     frame: &mut Frame<'_>,
     layout: Layout,
     payload: u32,
+    source: Option<u16>,
     way: Way,
     address: &Address,
 ) -> Option<()> {
@@ -395,6 +408,7 @@ pub fn send_on(
     };
     let words: &mut [[u8; 4]; 2] = udp.at_mut(0)?;
     let [_, _, high, low] = words[0];
+    let [high, low] = source.map_or([high, low], u16::to_be_bytes);
     let [to_high, to_low] = way.port().to_be_bytes();
     // The length, and no checksum.
     *words = [[high, low, to_high, to_low], (u32::from(datagram) << 16).to_be_bytes()];

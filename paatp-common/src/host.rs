@@ -47,7 +47,7 @@ impl Host<'_> {
         congested: bool,
     ) -> Result<usize, Refusal> {
         let length = datagram.len();
-        match self.run::<false>(datagram, source, congested, (&[], &[])) {
+        match self.run::<false>(datagram, (source, 0), congested, (&[], &[])) {
             Outcome::Drop(refusal) => Err(refusal),
             Outcome::Answer { payload: true } => Ok(length),
             // Nothing leaves a node without levels but answers.
@@ -56,17 +56,19 @@ impl Host<'_> {
     }
 
     /// The same on a node with levels, which has one link and one report for each job. Says what is to be done with the
-    /// datagram, and how long it is then.
+    /// datagram, and how long it is then. `port` is the one that it came to: requests come to the first (number 0), see
+    /// [`Machine::ports`].
     pub fn handle_with_levels(
         &mut self,
         links: &[Link],
         above: &[Above],
         datagram: &mut [u8],
         source: Address,
+        port: u16,
         congested: bool,
     ) -> (Outcome, usize) {
         let length = datagram.len();
-        let outcome = self.run::<true>(datagram, source, congested, (links, above));
+        let outcome = self.run::<true>(datagram, (source, port), congested, (links, above));
         let is_whole = match outcome {
             Outcome::Answer { payload } => payload,
             Outcome::Up(relay) => relay.has_payload(),
@@ -79,7 +81,7 @@ impl Host<'_> {
     fn run<const LEVELS: bool>(
         &mut self,
         datagram: &mut [u8],
-        source: Address,
+        (source, port): (Address, u16),
         congested: bool,
         (links, above): (&[Link], &[Above]),
     ) -> Outcome {
@@ -88,7 +90,7 @@ impl Host<'_> {
             return Outcome::Drop(Refusal::Truncated);
         };
         let header: &mut Header = bytemuck::cast_mut(header);
-        let arrival = Arrival { source, congested, payload_bytes: payload.len() as u32 };
+        let arrival = Arrival { source, congested, payload_bytes: payload.len() as u32, port };
         let mut machine = HostMachine::<LEVELS> { host: self, links, above, header, payload };
         aggregate::handle(&mut machine, arrival)
     }
@@ -261,6 +263,10 @@ impl<const LEVELS: bool> Machine for HostMachine<'_, '_, LEVELS> {
 
     fn rises(&self, job: usize) -> bool {
         self.job(job).rises != 0
+    }
+
+    fn ports(&self) -> u16 {
+        1
     }
 
     fn sum_keys(&mut self, number: u16, mut keys: KeySum) -> KeySum {

@@ -141,7 +141,7 @@ mod tests {
     /// say in the changelog that a running aggregator has to be stopped (not killed) before the update.
     #[test]
     fn the_layout_changes_on_purpose_only() {
-        assert_eq!(LAYOUT, 0xDC52_8D46_5893_F4F3, "{LAYOUT:#018x}");
+        assert_eq!(LAYOUT, 0x1F4E_4E60_7BFB_2E22, "{LAYOUT:#018x}");
     }
 
     #[test]

@@ -28,15 +28,20 @@ pub struct Link {
     pub number: u16,
     /// One more than the number here of the job whose number at its parent is this entry's index. 0: there is none.
     pub below: u16,
-    /// Not used yet; 0.
-    pub spare: [u8; 2],
+    /// One more than the rank of the parent's job that all ranks here are together (protocol-rules F22). 0: each has its
+    /// own name there.
+    pub child: u8,
+    /// With that: number of ranks of the root's job.
+    pub seats: u8,
     /// Ranks that stand behind one switch: its partial sums, which come from the address of any of them, may hold all of
     /// them. It knows their addresses itself.
     pub switched: u64,
+    /// With `child`: the keys of all ranks of the job together.
+    pub keys: u64,
 }
 
-const _: () = assert!(size_of::<Link>() == 40);
-described!(Link { parent, mac, port_base, ports, number, below, spare, switched });
+const _: () = assert!(size_of::<Link>() == 48);
+described!(Link { parent, mac, port_base, ports, number, below, child, seats, switched, keys });
 
 impl Link {
     /// The job has a parent.
@@ -44,6 +49,13 @@ impl Link {
     #[must_use]
     pub const fn is_set(&self) -> bool {
         self.ports != 0
+    }
+
+    /// Contributors of every result of a job whose ranks are one at the parent: all of the root's. Without a branch.
+    #[inline(always)]
+    #[must_use]
+    pub const fn everybody(&self) -> u64 {
+        u64::MAX >> ((MAX_RANKS as u32 - self.seats as u32) & 63)
     }
 
     /// UDP port of the parent for a chunk.
@@ -190,6 +202,7 @@ pub struct Heard {
     attempt: u64,
     told: u64,
     is_result: bool,
+    proves: bool,
 }
 
 /// Up to where a parent is believed: how far this node's own ranks are, and S. No number that it tells can be more than
@@ -204,22 +217,29 @@ pub struct Reach {
 }
 
 impl Heard {
-    /// What an answer says, unless it is REJOIN.
+    /// What an answer says, unless it is REJOIN. With a `window`: a result of chunk k proves that every rank has contributed
+    /// it, which nobody can without all results up to k − W (protocol-rules F5).
     #[inline(always)]
     #[must_use]
-    pub fn of(answer: &Header) -> Heard {
+    pub fn of(answer: &Header, window: Option<u16>) -> Heard {
         let attempt = if answer.has(flags::REDO) { answer.tag() & 0xFF } else { 0 };
         // There are no more; a forged one would end the job.
         let attempt = if attempt > MAX_ATTEMPTS as u64 { 0 } else { attempt };
+        let is_result = answer.has(flags::RESULT);
         let told = (answer.operation_or_epoch() as u64) << 16 | (answer.told() as u64) << 8;
         Heard {
             low: answer.raw_ack(),
             high: answer.raw_progress(),
-            min_ack: answer.raw_want(),
+            min_ack: if is_result {
+                answer.raw_want().wrapping_add(1).wrapping_sub(window.unwrap_or(0).into())
+            } else {
+                answer.raw_want()
+            },
             redo: answer.tag(),
             attempt,
             told: told | answer.rank() as u64,
-            is_result: answer.has(flags::RESULT),
+            is_result,
+            proves: window.is_some(),
         }
     }
 }
@@ -230,11 +250,20 @@ impl Above {
     pub fn learn(&self, generation: u32, heard: Heard, reach: Reach) {
         raise(&self.low, generation, heard.low, reach);
         raise(&self.high, generation, heard.high, reach);
-        if !heard.is_result {
+        if !heard.is_result || heard.proves {
             raise(&self.min_ack, generation, heard.min_ack, reach);
+        }
+        if !heard.is_result {
             self.redo.set(generation, Redo::from_word(heard.redo).seq.0, heard.attempt);
             self.told.set(generation, heard.told as u32);
         }
+    }
+
+    /// Lowest acknowledgement of all ranks, or less.
+    #[inline(always)]
+    #[must_use]
+    pub fn min_ack(&self, generation: u32) -> Seq {
+        Seq(self.min_ack.get(generation))
     }
 
     /// What is known. For an answer without the result of `want`: a chunk below p_min is complete at the root, which does
@@ -403,8 +432,8 @@ mod tests {
                 word.set(7, start);
             }
             let reach = Reach { floor: Seq(start), slots: 8 };
-            above.learn(7, Heard::of(&answer(at(5), at(9), at(4))), reach);
-            above.learn(7, Heard::of(&answer(at(3), at(8), at(2))), reach);
+            above.learn(7, Heard::of(&answer(at(5), at(9), at(4)), None), reach);
+            above.learn(7, Heard::of(&answer(at(3), at(8), at(2)), None), reach);
             let told = above.report(7, Seq(at(20)));
             assert_eq!((told.min_ack, told.low, told.high), (Seq(at(4)), Seq(at(5)), Seq(at(9))));
             assert_eq!((told.slowest, told.epoch), (3, 9));
@@ -423,9 +452,9 @@ mod tests {
             for word in [&above.low, &above.high, &above.min_ack] {
                 word.set(7, start);
             }
-            above.learn(7, Heard::of(&answer(at(16), at(16), at(16))), reach);
+            above.learn(7, Heard::of(&answer(at(16), at(16), at(16)), None), reach);
             for beyond in [17, 1 << 20, i32::MAX as u32] {
-                above.learn(7, Heard::of(&answer(at(beyond), at(beyond), at(beyond))), reach);
+                above.learn(7, Heard::of(&answer(at(beyond), at(beyond), at(beyond)), None), reach);
             }
             let told = above.report(7, Seq(at(100)));
             assert_eq!((told.min_ack, told.low, told.high), (Seq(at(16)), Seq(at(16)), Seq(at(16))));
@@ -440,14 +469,14 @@ mod tests {
             let mut header = answer(0, 0, 0);
             header.set_flags(flags::REDO);
             header.set_tag(Redo { seq: Seq(seq), attempt }.to_word());
-            above.learn(7, Heard::of(&header), reach);
+            above.learn(7, Heard::of(&header, None), reach);
             above.report(7, Seq(0)).redo
         };
         assert_eq!(tell(u32::MAX, MAX_ATTEMPTS), Redo { seq: Seq(u32::MAX), attempt: MAX_ATTEMPTS });
         assert_eq!(above.report(8, Seq(0)).redo.attempt, 0, "another generation");
         assert_eq!(tell(5, MAX_ATTEMPTS + 1).attempt, 0, "there is no such attempt");
         tell(5, 1);
-        above.learn(7, Heard::of(&answer(0, 0, 0)), reach);
+        above.learn(7, Heard::of(&answer(0, 0, 0), None), reach);
         assert_eq!(above.report(7, Seq(0)).redo.attempt, 0, "it is over");
     }
 

@@ -3,6 +3,10 @@
 /// Ranks in a job: one bit each in a packet's 64-bit bitmap.
 pub const MAX_RANKS: usize = 64;
 
+/// Ranks of a job through all nodes, each of which may be one rank of its parent's job: 64 nodes of 64 ranks. A lane has
+/// 32 bits for their sum, of which so many ranks take 12.
+pub const MAX_TOTAL_RANKS: u16 = 4096;
+
 /// Jobs on one aggregator node. The tables are arrays indexed by the packet's job number; 64 keep them under 300 KiB.
 pub const MAX_JOBS: usize = 64;
 

@@ -265,7 +265,8 @@ const fn first(c: &Contribution) -> Lanes {
 /// What a parent's result says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Final {
-    bits: u64,
+    /// Contributors.
+    pub bits: u64,
     tag: u64,
     contributors: u8,
     next_exponent: i8,

@@ -34,9 +34,10 @@ impl Tag {
 }
 
 /// A rank's factor of its salts, drawn from the job's nonce (design §5: a contribution added twice, left out or taken
-/// from another seq must show). Odd, so that the product with an odd number is never zero.
+/// from another seq must show). Odd, so that the product with an odd number is never zero. Ranks are counted through all
+/// nodes of a job.
 #[must_use]
-pub const fn rank_key(nonce: u64, rank: u8) -> u64 {
+pub const fn rank_key(nonce: u64, rank: u16) -> u64 {
     mix(nonce ^ (rank as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15)) | 1
 }
 

@@ -124,7 +124,7 @@ fn frames_are_sent_on() {
             let frame = envelope.wrap(&good(&job));
             let node = node_at_work(BLOCKS).node;
             let Parsed::Ours(layout, _) =
-                frame::parse(&Frame::new(&mut frame.clone()), frame.len() as u32, &node)
+                frame::parse(&Frame::new(&mut frame.clone()), frame.len() as u32, &node, 0)
             else {
                 panic!("ours")
             };
@@ -132,7 +132,7 @@ fn frames_are_sent_on() {
             assert_eq!((&back.mac()[..], back.port()), (&frame[6..12], envelope.source_port));
             let mut on = frame.clone();
             let to = job.address(2);
-            frame::send_on(&mut Frame::new(&mut on), layout, payload as u32, way, &to).unwrap();
+            frame::send_on(&mut Frame::new(&mut on), layout, payload as u32, None, way, &to).unwrap();
             let (ip, udp) = (envelope.ip(), envelope.udp());
             assert_eq!((&on[..6], &on[6..12]), (&way.mac()[..], &frame[..6]), "MAC addresses");
             assert_eq!(on[12..ip], frame[12..ip], "tags and type");

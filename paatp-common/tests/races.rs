@@ -217,6 +217,7 @@ fn raced(
         source: job.address(request.worker),
         congested: false,
         payload_bytes: u32::from(LANES) * 4,
+        port: 0,
     };
     let mut machine = Racing {
         node,

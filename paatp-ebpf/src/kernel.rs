@@ -604,6 +604,12 @@ impl<const BLOCKS: usize, const SLOW: bool, const LEVELS: bool> Machine for Kern
     }
 
     #[inline(always)]
+    fn ports(&self) -> u16 {
+        // `serve` has looked it up before.
+        maps::NODE.get(0).map_or(0, |node| node.port_count)
+    }
+
+    #[inline(always)]
     fn sum_keys(&mut self, number: u16, keys: KeySum) -> KeySum {
         let mut walk = KeyWalk { first: u64::from(number) * MAX_RANKS as u64, keys };
         // SAFETY: `add_key` is of the shape that the helper calls, and `walk` lives longer than the call.

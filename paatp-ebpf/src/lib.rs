@@ -42,21 +42,22 @@ pub fn serve<const BLOCKS: usize, const SLOW: bool, const LEVELS: bool>(
     let zero = zero_of(node);
     // SAFETY: a helper on our own context.
     let length = unsafe { bpf_xdp_get_buff_len(ctx.ctx) } as u32;
-    let (layout, mut arrival) = match frame::parse(&frame_of(ctx), length, node) {
-        Parsed::Ours(layout, arrival) => (layout, arrival),
-        Parsed::NotOurs => {
-            counters.note(Event::Passed);
-            return XDP_PASS;
-        }
-        Parsed::Unread(refusal) => {
-            counters.count(blurred(refusal.counter() as u64, zero) as u32);
-            return XDP_PASS;
-        }
-        Parsed::Bad(refusal) => {
-            counters.count(blurred(refusal.counter() as u64, zero) as u32);
-            return XDP_DROP;
-        }
-    };
+    let (layout, mut arrival) =
+        match frame::parse(&frame_of(ctx), length, node, if LEVELS { MAX_RANKS as u16 } else { 0 }) {
+            Parsed::Ours(layout, arrival) => (layout, arrival),
+            Parsed::NotOurs => {
+                counters.note(Event::Passed);
+                return XDP_PASS;
+            }
+            Parsed::Unread(refusal) => {
+                counters.count(blurred(refusal.counter() as u64, zero) as u32);
+                return XDP_PASS;
+            }
+            Parsed::Bad(refusal) => {
+                counters.count(blurred(refusal.counter() as u64, zero) as u32);
+                return XDP_DROP;
+            }
+        };
     arrival.congested = blurred(arrival.congested as u64, zero) != 0;
     arrival.payload_bytes = blurred(arrival.payload_bytes as u64, zero) as u32;
     // The header of every layout to the place that it has in a plain frame: offsets stay constant.
@@ -128,7 +129,11 @@ fn relay(ctx: &XdpContext, outcome: Outcome, layout: Layout, arrival: Arrival, z
     };
     let kept = if is_up && !relay.has_payload() { 0 } else { arrival.payload_bytes };
     let kept = blurred(kept as u64, zero) as u32;
-    if frame::send_on(&mut frame_of(ctx), layout, kept, way, address).is_none() {
+    let source = match (blurred(relay.source() as u64, zero) as u16, maps::NODE.get(0)) {
+        (0, _) | (_, None) => None,
+        (port, Some(node)) => Some(node.port_base.wrapping_add(port - 1)),
+    };
+    if frame::send_on(&mut frame_of(ctx), layout, kept, source, way, address).is_none() {
         return XDP_DROP;
     }
     let cut = kept as i32 - arrival.payload_bytes as i32;

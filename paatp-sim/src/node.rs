@@ -120,7 +120,7 @@ impl Node {
             first_slot += spec.own_slots();
             let places = ranks.iter_mut().skip(usize::from(number) * MAX_RANKS);
             for (rank, place) in (0..spec.world).zip(places) {
-                let key = rank_key(nonce(seed, number), rank);
+                let key = rank_key(nonce(seed, number), rank.into());
                 *place = RankEntry { address: address(number, rank), key, ..RankEntry::default() };
             }
         }
@@ -227,7 +227,7 @@ impl Node {
         let answered = if self.links.is_empty() {
             host.handle(datagram, source, congested).ok()
         } else {
-            let (outcome, length) = host.handle_with_levels(&self.links, &[], datagram, source, congested);
+            let (outcome, length) = host.handle_with_levels(&self.links, &[], datagram, source, 0, congested);
             matches!(outcome, Outcome::Answer { .. }).then_some(length)
         };
         let Some(answered) = answered else { return Ok(None) };
@@ -492,7 +492,7 @@ mod tests {
             progress: Seq(ack),
             token: 7,
             bitmap: 1 << rank,
-            tag: tag::salt(rank_key(nonce(SEED, 0), rank), seq, chunk),
+            tag: tag::salt(rank_key(nonce(SEED, 0), rank.into()), seq, chunk),
             chunk,
             next_exponent: 0,
             attempt: 0,

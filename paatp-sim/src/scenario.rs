@@ -511,6 +511,7 @@ impl JobSpec {
             lanes: self.lanes,
             window: self.window,
             slots: self.slots,
+            seating: None,
         }
     }
 }

@@ -32,7 +32,7 @@ const RING: usize = 512 + 64;
 /// Chunks between a chunk and the one whose exponent goes with it.
 const WINDOW: usize = 64;
 /// Ranks: no power of two, for their means are sums of another quantum.
-const WORLD: u8 = 7;
+const WORLD: u16 = 7;
 /// A sample takes at least this long: the clock's resolution and calls are then below a thousandth, and few samples are
 /// interrupted.
 const SAMPLE: Duration = Duration::from_micros(200);

@@ -6,7 +6,7 @@ use core::time::Duration;
 
 use paatp_common::Refusal;
 
-use crate::words::{Ranks, Span};
+use crate::words::{Peer, Ranks, Span};
 
 /// Why an operation failed. After any of these the job's generation is over for this worker, and later operations fail
 /// with [`OperationError::Over`].
@@ -26,11 +26,14 @@ pub enum OperationError {
     },
     /// Another rank reported values that cannot be reduced.
     #[error(
-        "rank {rank} reported NaN, infinity or an integer out of range in this operation, at or after tensor '{tensor}'; see that rank's error for the element"
+        "{} reported NaN, infinity or an integer out of range in this operation, at or after tensor '{tensor}'; see that rank's error for the element",
+        Peer(*.rank, *.among)
     )]
     PeerNonFinite {
-        /// The rank.
-        rank: u8,
+        /// The rank, or the first of those among whom it is.
+        rank: u16,
+        /// How many those are: 1, if a bit of the result stands for one rank.
+        among: u16,
         /// Tensor in which the chunks that it may be in begin.
         tensor: String,
     },
@@ -66,7 +69,7 @@ pub enum OperationError {
     )]
     Timeout {
         /// The ranks.
-        missing: Vec<u8>,
+        missing: Vec<u16>,
         /// Tensor of the chunk that was waited for.
         tensor: String,
         /// How long no chunk was completed.
@@ -112,7 +115,7 @@ pub enum OperationError {
         /// Why.
         reason: Refusal,
         /// Ranks whose contributions this rank's disagrees with.
-        ranks: Vec<u8>,
+        ranks: Vec<u16>,
         /// Tensor of the chunk.
         tensor: String,
     },
@@ -124,7 +127,7 @@ pub enum OperationError {
     )]
     RedoLacksRanks {
         /// The ranks.
-        ranks: Vec<u8>,
+        ranks: Vec<u16>,
         /// Tensor of the chunk.
         tensor: String,
         /// Its number.
@@ -135,11 +138,6 @@ pub enum OperationError {
     Over,
 }
 
-/// The ranks of a bitmap.
-pub(crate) fn ranks_of(bitmap: u64) -> Vec<u8> {
-    (0..64).filter(|rank| bitmap >> rank & 1 == 1).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -147,13 +145,13 @@ mod tests {
 
     #[test]
     fn sentences_name_the_ranks() {
-        let missing = ranks_of(0b1010);
+        let missing = [1, 3].into();
         let error = OperationError::Timeout { missing, tensor: "w".into(), waited: Duration::from_secs(2) };
         assert!(error.to_string().contains("for 2 s: ranks 1 and 3 did not contribute to tensor 'w'"));
         let error =
-            OperationError::Aborted { reason: Refusal::Mismatch, ranks: ranks_of(4), tensor: "w".into() };
+            OperationError::Aborted { reason: Refusal::Mismatch, ranks: [2].into(), tensor: "w".into() };
         assert!(error.to_string().contains("Other side: rank 2."));
-        let error = OperationError::RedoLacksRanks { ranks: ranks_of(4), tensor: "w".into(), chunk: 7 };
+        let error = OperationError::RedoLacksRanks { ranks: [2].into(), tensor: "w".into(), chunk: 7 };
         assert!(error.to_string().contains("chunk 7 (tensor 'w')"));
         assert!(error.to_string().contains("rank 2 contributed to it and has been lost"));
     }

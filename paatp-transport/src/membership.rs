@@ -2,6 +2,7 @@
 
 use core::time::Duration;
 
+use crate::seating::{Names, Seating};
 use paatp_common::limits::{LANES_PER_BLOCK, MAX_RANKS, MAX_RING_SLOTS};
 
 /// A rank's place in a job, as the control plane hands it out.
@@ -13,9 +14,9 @@ pub struct Membership {
     pub generation: u32,
     /// Secret that the salts are drawn from.
     pub nonce: u64,
-    /// This rank.
+    /// This rank, at its node.
     pub rank: u8,
-    /// Number of ranks.
+    /// Number of ranks there.
     pub world: u8,
     /// Most lanes in a chunk.
     pub lanes: u16,
@@ -23,6 +24,8 @@ pub struct Membership {
     pub window: u16,
     /// Slots S of the job's ring: a power of two, at least 2 W.
     pub slots: u32,
+    /// Where it is among the ranks of other nodes, if the ranks of a node are one rank at its parent.
+    pub seating: Option<Seating>,
 }
 
 impl Membership {
@@ -38,6 +41,12 @@ impl Membership {
         if rank >= world {
             return Err(MembershipError::Rank { rank, world });
         }
+        if let Some(Seating { here, root, seat }) = self.seating {
+            let is_beneath = root.ranks(1u64.checked_shl(seat.into()).unwrap_or(0)).contains(&self.number());
+            if here.bits() != world || here.of(rank).1 != 1 || !is_beneath {
+                return Err(MembershipError::Seating { rank });
+            }
+        }
         if lanes == 0 || !usize::from(lanes).is_multiple_of(LANES_PER_BLOCK) {
             return Err(MembershipError::Lanes { lanes });
         }
@@ -50,9 +59,31 @@ impl Membership {
         Ok(())
     }
 
-    /// Bitmap of all ranks.
-    pub(crate) const fn everybody(&self) -> u64 {
-        u64::MAX >> (MAX_RANKS as u32 - self.world as u32)
+    /// Whom the bits of this rank's node stand for.
+    pub(crate) fn here(&self) -> Names {
+        self.seating.map_or(Names::flat(self.world), |seating| seating.here)
+    }
+
+    /// Whom the bits of results stand for.
+    pub(crate) fn root(&self) -> Names {
+        self.seating.map_or(Names::flat(self.world), |seating| seating.root)
+    }
+
+    /// The bit that this rank has in results, alone or with others.
+    pub(crate) fn seat(&self) -> u8 {
+        self.seating.map_or(self.rank, |seating| seating.seat)
+    }
+
+    /// This rank, counted through all nodes.
+    #[must_use]
+    pub fn number(&self) -> u16 {
+        self.here().of(self.rank).0
+    }
+
+    /// Number of ranks of all nodes.
+    #[must_use]
+    pub fn total(&self) -> u16 {
+        self.root().count(u64::MAX) as u16
     }
 }
 
@@ -74,6 +105,14 @@ pub enum MembershipError {
         rank: u8,
         /// Number of ranks told.
         world: u8,
+    },
+    /// What is told of the other nodes does not fit.
+    #[error(
+        "what the aggregator tells of the ranks of other nodes has no place for rank {rank}; run the same version everywhere"
+    )]
+    Seating {
+        /// This rank.
+        rank: u8,
     },
     /// Not whole blocks.
     #[error(
@@ -125,8 +164,17 @@ impl Default for Settings {
 mod tests {
     use super::*;
 
-    const GOOD: Membership =
-        Membership { job: 0, generation: 1, nonce: 2, rank: 0, world: 2, lanes: 352, window: 4, slots: 8 };
+    const GOOD: Membership = Membership {
+        job: 0,
+        generation: 1,
+        nonce: 2,
+        rank: 0,
+        world: 2,
+        lanes: 352,
+        window: 4,
+        slots: 8,
+        seating: None,
+    };
 
     #[test]
     fn what_does_not_fit_is_named() {
@@ -140,7 +188,5 @@ mod tests {
             Membership { slots: 12, ..GOOD },
         ];
         assert!(bad.iter().all(|membership| membership.check().is_err()));
-        assert_eq!(Membership { world: 64, ..GOOD }.everybody(), u64::MAX);
-        assert_eq!(GOOD.everybody(), 0b11);
     }
 }

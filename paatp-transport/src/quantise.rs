@@ -73,7 +73,7 @@ pub fn payload_tag(payload: &[u8]) -> u64 {
 /// Half a quantum a rank: the most that the sum of one element over `world` ranks differs from the exact sum, before it is
 /// rounded to the tensor's type.
 #[must_use]
-pub fn error_bound(world: u8, exponent: i8) -> f64 {
+pub fn error_bound(world: u16, exponent: i8) -> f64 {
     f64::from(world) * Quantiser::new(world).quantum(exponent) / 2.0
 }
 
@@ -87,9 +87,9 @@ pub struct Quantiser {
 }
 
 impl Quantiser {
-    /// For a job of `world` ranks (1 to 64).
+    /// For a job of `world` ranks (1 to 4096).
     #[must_use]
-    pub const fn new(world: u8) -> Quantiser {
+    pub const fn new(world: u16) -> Quantiser {
         let world = if world == 0 { 1 } else { world as u32 };
         let bias = SIGN / world;
         Quantiser { bias, bits: bias.ilog2() }

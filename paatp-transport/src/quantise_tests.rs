@@ -21,7 +21,7 @@ fn add(total: &mut [Lane], lanes: &[Lane]) {
 }
 
 /// The ranks' lanes, in this order of arrival.
-fn reduce(world: u8, exponent: i8, ranks: &[Vec<f32>], order: &[usize]) -> Vec<Lane> {
+fn reduce(world: u16, exponent: i8, ranks: &[Vec<f32>], order: &[usize]) -> Vec<Lane> {
     let width = ranks[0].len();
     let (mut total, mut lanes) = (vec![[0; 4]; width], vec![[0; 4]; width]);
     for rank in order {
@@ -35,8 +35,8 @@ fn agreed(ranks: &[Vec<f32>]) -> i8 {
     ranks.iter().map(|rank| exponent(rank).unwrap()).max().unwrap()
 }
 
-fn ranks() -> impl Strategy<Value = (u8, Vec<Vec<f32>>, Vec<usize>)> {
-    (1..=64u8, -38..=38i32).prop_flat_map(|(world, magnitude)| {
+fn ranks() -> impl Strategy<Value = (u16, Vec<Vec<f32>>, Vec<usize>)> {
+    (1..=64u16, -38..=38i32).prop_flat_map(|(world, magnitude)| {
         let value = (-1.0..1.0f64, 0..6i32).prop_map(move |(unit, smaller)| {
             let value = unit * 10f64.powi(magnitude - smaller);
             value.clamp(-f64::from(f32::MAX), f64::from(f32::MAX)) as f32
@@ -79,9 +79,9 @@ proptest! {
         prop_assert_eq!(back, values);
     }
 
-    /// Any finite value of the top binade is exact for any world, and |q| < B.
+    /// Any finite value of the top binade is exact for up to 64 ranks, off by half a quantum for more, and |q| < B.
     #[test]
-    fn lanes_stay_in_range(world in 1..=64u8, bits in any::<u32>()) {
+    fn lanes_stay_in_range(world in 1..=4096u16, bits in any::<u32>()) {
         let value = f32::from_bits(bits);
         prop_assume!(value.is_finite());
         let e = exponent(&[value]).unwrap();
@@ -90,7 +90,8 @@ proptest! {
         quantiser.quantise(&[value], e, &mut lanes);
         prop_assert!(number(quantiser, lanes[0]).unsigned_abs() < quantiser.bias());
         prop_assert_eq!(number(quantiser, lanes[1]), 0);
-        prop_assert_eq!(f64::from(number(quantiser, lanes[0])) * quantiser.quantum(e), f64::from(value));
+        let off = f64::from(number(quantiser, lanes[0])) * quantiser.quantum(e) - f64::from(value);
+        prop_assert!(off.abs() <= if world <= 64 { 0.0 } else { quantiser.quantum(e) / 2.0 }, "{off}");
     }
 
     #[test]
@@ -118,7 +119,7 @@ proptest! {
 
     #[test]
     fn integer_means_round_to_nearest_even(values in proptest::collection::vec(-33_000_000..33_000_000i32, 1..64)) {
-        let world = values.len() as u8;
+        let world = values.len() as u16;
         let quantiser = Quantiser::new(world);
         let mut total = [[0; 4]];
         for value in &values {
@@ -169,8 +170,8 @@ fn exponents_of_the_edges() {
 }
 
 #[test]
-fn subnormals_are_exact_for_every_world() {
-    for world in 1..=64u8 {
+fn subnormals_are_exact_for_up_to_64_ranks() {
+    for world in 1..=64u16 {
         let ranks =
             vec![vec![f32::from_bits(1), f32::from_bits(0x007F_FFFF), -f32::from_bits(3)]; world.into()];
         let order: Vec<usize> = (0..ranks.len()).collect();

@@ -77,7 +77,7 @@ pub(crate) struct Entry {
     /// The result that is here holds this rank's contribution.
     pub included: bool,
     /// Ranks in that result.
-    pub contributors: u8,
+    pub contributors: u16,
     /// The rank whose values could not be reduced, as that result tells.
     pub culprit: Option<u8>,
     /// How ranks waited for one another there.
@@ -200,8 +200,17 @@ mod tests {
 
     #[test]
     fn a_chunk_is_retained_for_slots_plus_window() {
-        let membership =
-            Membership { job: 0, generation: 1, nonce: 2, rank: 0, world: 2, lanes: 32, window: 2, slots: 4 };
+        let membership = Membership {
+            job: 0,
+            generation: 1,
+            nonce: 2,
+            rank: 0,
+            world: 2,
+            lanes: 32,
+            window: 2,
+            slots: 4,
+            seating: None,
+        };
         let mut ring = Ring::new(&membership);
         assert!(ring.get(0).is_none());
         for position in 0..7 {

@@ -3,19 +3,53 @@
 use core::fmt;
 use core::time::Duration;
 
-/// Ranks: "rank 1", "ranks 1 and 3", "ranks 0, 1 and 3".
-#[derive(Clone, Copy, Debug)]
-pub struct Ranks<'a>(pub &'a [u8]);
+/// As many ranks in a row, or more, are "0 to 63".
+const RUN: usize = 5;
 
-impl fmt::Display for Ranks<'_> {
+/// Ranks: "rank 1", "ranks 1 and 3", "ranks 0, 1 and 3", "ranks 2 and 64 to 127".
+#[derive(Clone, Copy, Debug)]
+pub struct Ranks<'a, T>(pub &'a [T]);
+
+impl<T: Copy + Into<u64>> fmt::Display for Ranks<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            [] => f.write_str("no rank in particular"),
-            [rank] => write!(f, "rank {rank}"),
-            [first, between @ .., last] => {
-                write!(f, "ranks {first}")?;
-                between.iter().try_for_each(|rank| write!(f, ", {rank}"))?;
-                write!(f, " and {last}")
+        let mut rest = self.0;
+        match rest {
+            [] => return f.write_str("no rank in particular"),
+            [_] => f.write_str("rank ")?,
+            _ => f.write_str("ranks ")?,
+        }
+        let mut is_first = true;
+        while let [first, ..] = rest {
+            let follows = rest.windows(2).take_while(|pair| pair[0].into() + 1 == pair[1].into());
+            let run = 1 + follows.count();
+            let taken = if run >= RUN { run } else { 1 };
+            let (these, left) = rest.split_at(taken);
+            rest = left;
+            match (is_first, rest.is_empty()) {
+                (true, _) => {}
+                (false, true) => f.write_str(" and ")?,
+                (false, false) => f.write_str(", ")?,
+            }
+            is_first = false;
+            write!(f, "{}", (*first).into())?;
+            if let [_, .., last] = these {
+                write!(f, " to {}", (*last).into())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A rank, or the first of so many of whom it is one: "rank 5", "one of ranks 64 to 127".
+#[derive(Clone, Copy, Debug)]
+pub struct Peer(pub u16, pub u16);
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Peer(rank, 0 | 1) => write!(f, "rank {rank}"),
+            Peer(first, among) => {
+                write!(f, "one of ranks {first} to {}", u32::from(first) + u32::from(among) - 1)
             }
         }
     }
@@ -58,9 +92,12 @@ mod tests {
     #[test]
     fn ranks_are_listed_as_people_do() {
         for (ranks, words) in [
-            (&[][..], "no rank in particular"),
+            (&[][..] as &[u16], "no rank in particular"),
             (&[1], "rank 1"),
             (&[1, 3], "ranks 1 and 3"),
+            (&[0, 1, 2, 3], "ranks 0, 1, 2 and 3"),
+            (&[2, 64, 65, 66, 67, 68], "ranks 2 and 64 to 68"),
+            (&[0, 1, 2, 3, 4, 9], "ranks 0 to 4 and 9"),
             (&[0, 1, 63], "ranks 0, 1 and 63"),
         ] {
             assert_eq!(Ranks(ranks).to_string(), words);

@@ -27,6 +27,7 @@ use crate::rate::{Controller, Fixed};
 use crate::recovery::Recovery;
 use crate::residual::Residuals;
 use crate::ring::{Ring, Wish};
+use crate::seating::Names;
 use crate::statistics::Statistics;
 use crate::synchronisation::{Iterations, Synchronisation};
 use crate::tensor::{Handle, Reduction, Tensor};
@@ -108,7 +109,15 @@ struct Waiting {
     /// An answer came.
     answered: bool,
     /// Contributors of the lowest undelivered chunk, by the latest answer about it.
-    bitmap: Option<u64>,
+    present: Option<Present>,
+}
+
+/// Contributors of a chunk, as an answer tells them.
+#[derive(Clone, Copy, Debug)]
+struct Present {
+    bitmap: u64,
+    /// The root's bits, not those of this rank's node.
+    above: bool,
 }
 
 /// Chunks that are thought to be complete although no answer has said so: as many again as were found to be.
@@ -151,29 +160,52 @@ struct Others {
     slowest: u8,
 }
 
-/// Factors of all ranks' salts.
+/// Whom the bits of results stand for, and the factors of their salts.
 #[derive(Debug)]
-struct Keys {
+struct Contributors {
+    names: Names,
+    /// All bits, and the one that this rank has, alone or with others.
+    everybody: u64,
+    own: u64,
+    own_key: u64,
+    /// By bit.
     keys: Vec<u64>,
-    /// A bitmap and the sum of its ranks' keys: most results have the same contributors.
-    cached: (u64, u64),
+    /// A bitmap, the sum of its keys and the number of its ranks: most results have the same contributors.
+    cached: (u64, u64, u32),
 }
 
-impl Keys {
-    fn new(nonce: u64, world: u8) -> Keys {
-        Keys { keys: (0..world).map(|rank| tag::rank_key(nonce, rank)).collect(), cached: (0, 0) }
-    }
-
-    fn of(&self, rank: u8) -> u64 {
-        self.keys.get(usize::from(rank)).copied().unwrap_or(0)
-    }
-
-    fn sum(&mut self, bitmap: u64) -> u64 {
-        if self.cached.0 != bitmap {
-            let keys = self.keys.iter().zip(0..MAX_RANKS).filter(|(_, rank)| bitmap >> rank & 1 == 1);
-            self.cached = (bitmap, keys.fold(0, |sum, (key, _)| sum.wrapping_add(*key)));
+impl Contributors {
+    fn new(membership: &Membership) -> Contributors {
+        let (names, nonce) = (membership.root(), membership.nonce);
+        let bits = names.bits();
+        Contributors {
+            names,
+            everybody: u64::MAX >> (MAX_RANKS as u32 - u32::from(bits).max(1)),
+            own: 1 << membership.seat(),
+            own_key: tag::rank_key(nonce, membership.number()),
+            keys: (0..bits).map(|bit| names.key(nonce, bit)).collect(),
+            cached: (0, 0, 0),
         }
-        self.cached.1
+    }
+
+    /// Looks the contributors of a result up.
+    fn look_up(&mut self, bitmap: u64) -> (u64, u32) {
+        if self.cached.0 != bitmap {
+            let keys = self.keys.iter().zip(0..MAX_RANKS).filter(|(_, bit)| bitmap >> bit & 1 == 1);
+            let sum = keys.fold(0u64, |sum, (key, _)| sum.wrapping_add(*key));
+            self.cached = (bitmap, sum, self.names.count(bitmap));
+        }
+        (self.cached.1, self.cached.2)
+    }
+
+    /// The sum of their keys.
+    fn keys(&mut self, bitmap: u64) -> u64 {
+        self.look_up(bitmap).0
+    }
+
+    /// Their number.
+    fn count(&mut self, bitmap: u64) -> u32 {
+        self.look_up(bitmap).1
     }
 }
 
@@ -188,7 +220,7 @@ pub struct Worker {
     membership: Membership,
     settings: Settings,
     quantiser: Quantiser,
-    keys: Keys,
+    contributors: Contributors,
     controller: Box<dyn Controller>,
     /// Asynchronous window that the latest answer granted; 0: nothing was said.
     granted: u16,
@@ -271,8 +303,8 @@ impl Worker {
         Ok(Worker {
             membership,
             settings,
-            quantiser: Quantiser::new(membership.world),
-            keys: Keys::new(membership.nonce, membership.world),
+            quantiser: Quantiser::new(membership.total()),
+            contributors: Contributors::new(&membership),
             controller,
             granted: 0,
             gain: 0,
@@ -434,6 +466,12 @@ impl Worker {
     #[must_use]
     pub fn controller(&self) -> &dyn Controller {
         self.controller.as_ref()
+    }
+
+    /// Its place in the job.
+    #[must_use]
+    pub const fn membership(&self) -> &Membership {
+        &self.membership
     }
 
     /// What was counted.

@@ -56,7 +56,7 @@ fn non_finite_values_fail_the_operation_everywhere() {
                             assert_eq!((rank, tensor.as_str(), *i), (1, "w", index));
                             assert!(value.to_bits() == bad.to_bits());
                         }
-                        OperationError::PeerNonFinite { rank: 1, tensor } => {
+                        OperationError::PeerNonFinite { rank: 1, tensor, .. } => {
                             assert_eq!((rank != 1, tensor.as_str()), (true, "w"))
                         }
                         other => panic!("{other:?}"),
@@ -142,7 +142,7 @@ fn integers_out_of_range_fail_the_operation_everywhere() {
         let limit = (1 << 31) / 3;
         let own = OperationError::IntegerRange { tensor: "i".into(), index, value: i32::MIN, limit };
         assert_eq!(error(&net.events[2][0]).1, &own);
-        let peer = OperationError::PeerNonFinite { rank: 2, tensor: "i".into() };
+        let peer = OperationError::PeerNonFinite { rank: 2, among: 1, tensor: "i".into() };
         assert!(net.events[..2].iter().all(|events| error(&events[0]).1 == &peer));
     }
 }

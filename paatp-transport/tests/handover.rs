@@ -285,7 +285,7 @@ fn bad_values_behind_the_border_spare_the_operation_before() {
                 Event::Failed { error: OperationError::NonFinite { tensor, index: at, .. }, .. } => {
                     assert_eq!((rank, tensor.as_str(), *at), (2, "bad", index));
                 }
-                Event::Failed { error: OperationError::PeerNonFinite { rank: 2, tensor }, .. } => {
+                Event::Failed { error: OperationError::PeerNonFinite { rank: 2, tensor, .. }, .. } => {
                     assert_eq!(tensor, "bad");
                 }
                 other => panic!("{other:?}"),

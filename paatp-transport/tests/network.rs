@@ -57,7 +57,7 @@ fn half_ulp(values: &Values, value: f64) -> f64 {
 }
 
 fn check(reduction: Reduction, inputs: &[Vec<Tensor>], outputs: &[Vec<Tensor>]) {
-    let world = inputs.len() as u8;
+    let world = inputs.len() as u16;
     assert!(outputs.iter().all(|output| output == &outputs[0]), "ranks differ");
     // A first window may share one exponent: values are below 2^7.
     let bound = error_bound(world, 6);

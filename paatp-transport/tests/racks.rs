@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
 mod common;
+#[path = "racks/seats.rs"]
+mod seats;
 #[path = "racks/tree.rs"]
 mod tree;
 
@@ -12,7 +14,7 @@ use paatp_common::policy::{Mode, Policy, Staleness};
 use paatp_common::{Refusal, Seq};
 use paatp_transport::{Event, OperationError, Reduction, Tensor, Time, Values};
 use proptest::prelude::*;
-use tree::{Plan, Tree};
+use tree::{Naming, Plan, Tree};
 
 /// Values of all sizes, some of them not a multiple of a chunk.
 fn tensors(seed: u64, rank: u8) -> Vec<Tensor> {
@@ -75,6 +77,15 @@ fn plan() -> impl Strategy<Value = Plan> {
     })
 }
 
+/// Two levels: an answer that goes down by a node's name finds one rank behind each of its ports.
+fn two_levels() -> impl Strategy<Value = Plan> {
+    let trees = prop_oneof![Just(vec![None, Some(0)]), Just(vec![None, Some(0), Some(0), Some(0)])];
+    (trees, proptest::collection::vec(any::<usize>(), 2..=8)).prop_map(|(parents, homes)| {
+        let sites = parents.len();
+        Plan { parents, homes: homes.into_iter().map(|home| home % sites).collect() }
+    })
+}
+
 fn weather() -> impl Strategy<Value = Weather> {
     (0.0..0.25, 0.0..0.25, 0.0..0.03, 1..200u64, prop_oneof![Just(0), 1..500u64]).prop_map(
         |(loss, duplication, flips, delay, jitter)| Weather { loss, duplication, flips, delay, jitter },
@@ -110,6 +121,120 @@ proptest! {
         net.damage = 0.0;
         prop_assert!(net.leave(3_000_000), "not complete {}", net.describe());
         prop_assert_eq!(net.results(), expected(shape, seed, Reduction::Sum));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, max_shrink_iters: 20, ..ProptestConfig::default() })]
+
+    /// F22: all ranks of a node are one at its parent. The bits are those of one level.
+    #[test]
+    fn f22_nodes_for_ranks_do_not_change_a_bit(
+        plan in two_levels(),
+        weather in weather(),
+        seed in any::<u64>(),
+        reduction in reduction(),
+    ) {
+        let shape = shape(plan.homes.len() as u8);
+        let mut net = Tree::with_names(shape, &plan, Naming::Nodes, weather, seed);
+        contribute(&mut net, seed, reduction);
+        prop_assert_eq!(finish(&mut net), expected(shape, seed, reduction));
+    }
+
+    /// F22 with results that go bad in the memory of any node: each collects a redo anew.
+    #[test]
+    fn f22_damage_is_redone_by_every_node(plan in two_levels(), weather in weather(), seed in any::<u64>()) {
+        let shape = shape(plan.homes.len() as u8);
+        let weather = Weather { flips: 0.0, loss: weather.loss / 2.0, ..weather };
+        let mut net = Tree::with_names(shape, &plan, Naming::Nodes, weather, seed);
+        contribute(&mut net, seed, Reduction::Sum);
+        net.damage = 0.002;
+        net.run_until_events(2, 3_000_000);
+        net.damage = 0.0;
+        prop_assert!(net.leave(3_000_000), "not complete {}", net.describe());
+        prop_assert_eq!(net.results(), expected(shape, seed, Reduction::Sum));
+    }
+}
+
+/// The test of damage would show nothing if nothing was redone, by ranks of several nodes.
+#[test]
+fn f22_damage_leads_to_redos_of_all_nodes() {
+    let (mut asked, mut begun) = (0, [0; 3]);
+    for seed in 0..10 {
+        let weather = Weather { loss: 0.05, jitter: 30, ..FAIR };
+        let mut net = Tree::with_names(shape(8), &two_racks(), Naming::Nodes, weather, seed);
+        contribute(&mut net, seed, Reduction::Sum);
+        net.damage = 0.01;
+        net.run_until_events(2, 3_000_000);
+        asked += net.workers.iter().map(|worker| worker.statistics().redos_asked).sum::<u64>();
+        begun = std::array::from_fn(|site| begun[site] + net.sites[site].counted(Counted::Redos));
+        assert!(net.sites.iter().all(|site| site.counted(Counted::PassedOn) < 10_000));
+    }
+    assert!(asked > 5 && begun.iter().all(|begun| *begun > 2), "{asked} asked for, {begun:?} begun");
+}
+
+/// More ranks than a packet has bits: 3 nodes of 40, and one rank at the root. Each takes one place there.
+#[test]
+fn f22_more_ranks_than_bits() {
+    let homes = [vec![1; 40], vec![2; 40], vec![3; 40], vec![0]].concat();
+    let plan = Plan { parents: vec![None, Some(0), Some(0), Some(0)], homes };
+    let weather = Weather { loss: 0.02, duplication: 0.02, jitter: 60, flips: 0.002, delay: 20 };
+    let mut net = Tree::with_names(shape(121), &plan, Naming::Nodes, weather, 5);
+    for (rank, worker) in (0..).zip(&mut net.workers) {
+        assert_eq!(worker.membership().total(), 121);
+        let ints = (0..1000).map(|i| i % 77 - rank).collect();
+        let floats = (0..1000).map(|i| (i % 13) as f32 / 8.0 - rank as f32).collect();
+        let tensors = [("i", Values::I32(ints)), ("f", Values::F32(floats))];
+        let tensors = tensors.map(|(name, values)| Tensor { name: name.into(), values });
+        worker.all_reduce(Time(net.now), Reduction::Sum, tensors.into());
+        let mean = Tensor { name: "mean".into(), values: Values::F32(vec![rank as f32; 70]) };
+        worker.all_reduce(Time(net.now), Reduction::Mean, vec![mean]);
+    }
+    let ranks = 120 * 121 / 2;
+    for tensors in finish(&mut net) {
+        assert_eq!(tensors[0].values, Values::I32((0..1000).map(|i| i % 77 * 121 - ranks).collect()));
+        let sum = |i: i32| (i % 13) as f32 / 8.0 * 121.0 - ranks as f32;
+        assert_eq!(tensors[1].values, Values::F32((0..1000).map(sum).collect()));
+        assert_eq!(tensors[2].values, Values::F32(vec![60.0; 70]));
+    }
+    let [root, racks @ ..] = &net.sites[..] else { unreachable!() };
+    let results = root.counted(Counted::Completions);
+    assert_eq!(root.counted(Counted::Contributions), 4 * results);
+    assert!(racks.iter().all(|rack| rack.counted(Counted::Contributions) == 40 * results));
+}
+
+/// The ring of a node has room for what its ranks send, though it is given out by what the root tells.
+#[test]
+fn f22_a_ring_of_two_windows_is_long_enough() {
+    let shape = Shape { world: 8, lanes: 64, window: 32, slots: 64 };
+    let mut net = Tree::with_names(shape, &two_racks(), Naming::Nodes, Weather { jitter: 30, ..FAIR }, 3);
+    for worker in &mut net.workers {
+        let values = Values::F32(vec![1.0; 64 * 1000]);
+        worker.all_reduce(Time(net.now), Reduction::Sum, vec![Tensor { name: "w".into(), values }]);
+    }
+    net.run_until_events(1, 1_000_000);
+    for worker in &net.workers {
+        assert_eq!(worker.statistics().busy, 0, "{:?}", worker.statistics());
+    }
+}
+
+/// Whoever waits is told whom for: the rank, if it is of the own node; otherwise the nodes that lack one.
+#[test]
+fn f22_the_missing_are_named() {
+    let plan = Plan { parents: vec![None, Some(0), Some(0)], homes: vec![1, 1, 1, 2, 2, 2] };
+    let mut net = Tree::with_names(shape(6), &plan, Naming::Nodes, FAIR, 9);
+    net.silence(4);
+    contribute(&mut net, 9, Reduction::Sum);
+    net.run(3_000_000, |net| (0..6).all(|rank| rank == 4 || !net.events[rank].is_empty()));
+    let missing = |rank: usize| match &net.events[rank][0] {
+        Event::Failed { error: OperationError::Timeout { missing, .. }, .. } => missing.clone(),
+        event => panic!("rank {rank}: {event:?}"),
+    };
+    for rank in [3, 5] {
+        assert_eq!(missing(rank), [4], "rank {rank}");
+    }
+    for rank in 0..3 {
+        assert_eq!(missing(rank), [3, 4, 5], "rank {rank}");
     }
 }
 

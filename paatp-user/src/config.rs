@@ -121,6 +121,11 @@ pub struct JobConfig {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, pattern = "^[0-9]{1,2}-[0-9]{1,2}$")]
     pub ranks: Option<RankRange>,
+    /// With a parent, instead of `ranks`: the rank of the parent's job that all ranks of this one are together. So a job
+    /// has up to 64 ranks on each of up to 64 nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 63)]
+    pub child: Option<u32>,
 }
 
 impl JobConfig {
@@ -140,6 +145,16 @@ impl JobConfig {
             memory: MemoryKind::Reserved,
             parent: None,
             ranks: None,
+            child: None,
+        }
+    }
+
+    /// With a parent: the ranks that join here.
+    #[must_use]
+    pub fn ranks_here(&self) -> Option<RankRange> {
+        match self.child {
+            Some(_) => RankRange::first_of(self.world),
+            None => self.ranks,
         }
     }
 
@@ -616,7 +631,16 @@ fn check_parent(
     job: &JobConfig,
     refuse: impl Fn(&'static str, String, String) -> Result<(), ConfigError>,
 ) -> Result<(), ConfigError> {
-    let (parent, ranks) = match (&job.parent, job.ranks) {
+    if let Some(child) = job.child {
+        if job.parent.is_none() || job.ranks.is_some() {
+            let allowed = "it says which rank of its parent's job this node is, instead of `ranks`".into();
+            return refuse("child", child.to_string(), allowed);
+        }
+        if child >= MAX_RANKS as u32 {
+            return refuse("child", child.to_string(), format!("ranks up to {} are", MAX_RANKS - 1));
+        }
+    }
+    let (parent, ranks) = match (&job.parent, job.ranks_here()) {
         (None, None) => return Ok(()),
         (Some(parent), Some(ranks)) => (parent, ranks),
         (None, Some(ranks)) => {
@@ -624,7 +648,7 @@ fn check_parent(
             return refuse("ranks", ranks.to_string(), allowed);
         }
         (Some(parent), None) => {
-            let allowed = "say as well which ranks join here (ranks = \"0-3\")".into();
+            let allowed = "say as well which ranks join here (ranks = \"0-3\"), or which rank this node is there (child = 0)".into();
             return refuse("parent", parent.clone(), allowed);
         }
     };

@@ -177,7 +177,7 @@ fn expected_of_answer(header: &Header) -> Expected {
             ("paatp.next_exponent", next_exponent.to_string()),
             ("paatp.redo.seq", String::new()),
         ]),
-        Body::Pending { min_ack, bitmap, redo, lanes } => expected.extend([
+        Body::Pending { min_ack, bitmap, redo, lanes, above: _ } => expected.extend([
             ("paatp.want", String::new()),
             ("paatp.min_ack", min_ack.0.to_string()),
             ("paatp.ranks", ranks(bitmap)),

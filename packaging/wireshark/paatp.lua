@@ -49,6 +49,7 @@ local FLAGS = {
     [16] = "NON_FINITE",
     [32] = "PAYLOAD",
     [64] = "REDO",
+    [128] = "ABOVE",
 }
 local REFUSALS = {
     [0] = "too_many_tags",

@@ -270,7 +270,7 @@ fn feed(setup: Setup) -> Feed {
     let payload = u32::from(setup.lanes) * 4;
     let mut keys = [0; MAX_RANKS];
     for (rank, key) in (0u8..).zip(keys.iter_mut()) {
-        *key = rank_key(1, rank);
+        *key = rank_key(1, rank.into());
     }
     let request = Request {
         kind: Kind::Data,

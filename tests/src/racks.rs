@@ -1,4 +1,4 @@
-//! Two racks of four ranks and a root, in a lab: three daemons and eight workers.
+//! Two racks and a root, in a lab: three daemons, and workers on eight hosts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,12 +16,21 @@ use crate::{Family, Gradient, Lab, Layout};
 
 /// Longest wait for a daemon or a job.
 pub const DEADLINE: Duration = Duration::from_secs(120);
-/// Ranks of each rack.
+/// Hosts of each rack, and ranks unless there are more on each.
 pub const RACK: usize = 4;
 /// Number of racks.
 pub const RACKS: usize = 2;
 
-/// A root, two racks and eight workers that wait to be started.
+/// What a rack's ranks are called at the root.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Naming {
+    /// As here: they are numbered through.
+    Ranks,
+    /// By one name for all: each rack is one rank there.
+    Nodes,
+}
+
+/// A root, two racks and workers that wait to be started.
 #[derive(Debug)]
 pub struct Racks {
     /// Where all of it is.
@@ -31,6 +40,9 @@ pub struct Racks {
     /// Those of the racks.
     pub racks: Vec<Aggregator>,
     family: Family,
+    naming: Naming,
+    /// Ranks of each rack.
+    size: usize,
     pins: Arc<Pins>,
     folder: TempDir,
 }
@@ -59,23 +71,33 @@ impl Racks {
     /// # Errors
     /// Where something does not start.
     pub fn new(family: Family, options: &str) -> Result<Racks> {
+        Racks::with(family, options, Naming::Ranks, RACK)
+    }
+
+    /// With racks of so many ranks.
+    ///
+    /// # Errors
+    /// Where something does not start.
+    pub fn with(family: Family, options: &str, naming: Naming, size: usize) -> Result<Racks> {
         let lab = Lab::new(Layout { racks: RACKS, ..Layout::workers(RACK * RACKS) })?;
         let folder = TempDir::new()?;
         let pins = Arc::new(Pins::new()?);
         let options = AggregatorOptions {
             lanes: lanes(family),
             more: options.split_whitespace().map(Into::into).collect(),
-            ..AggregatorOptions::world(RACK * RACKS)
+            ..AggregatorOptions::world(if naming == Naming::Nodes { RACKS } else { size * RACKS })
         };
         let root = Aggregator::start(&lab, &options)?;
-        let mut racks = Racks { lab, family, root, racks: Vec::new(), pins, folder };
+        let mut racks = Racks { lab, family, naming, size, root, racks: Vec::new(), pins, folder };
         for rack in 0..RACKS {
-            let (parent, first) = (racks.lab.aggregator.address(family), rack * RACK);
+            let (parent, first) = (racks.lab.aggregator.address(family), rack * size);
+            let (world, which) = match naming {
+                Naming::Ranks => (size * RACKS, format!("ranks = \"{first}-{}\"", first + size - 1)),
+                Naming::Nodes => (size, format!("child = {rack}")),
+            };
             let text = format!(
-                "[[job]]\nname = \"lab\"\nworld = {}\nlanes = {}\nparent = \"{parent}\"\nranks = \"{first}-{}\"\n",
-                RACK * RACKS,
-                lanes(family),
-                first + RACK - 1
+                "[[job]]\nname = \"lab\"\nworld = {world}\nlanes = {}\nparent = \"{parent}\"\n{which}\n",
+                lanes(family)
             );
             std::fs::write(racks.config(rack), text)?;
             racks.racks.push(racks.start_rack(rack)?);
@@ -112,8 +134,15 @@ impl Racks {
     /// # Errors
     /// Where its input cannot be written.
     pub fn command(&self, rank: usize, world: usize, input: &Gradient) -> Result<WorkerCommand> {
-        let mut command = WorkerCommand::new(&self.lab, self.family, rank, world, self.folder.path());
-        command.aggregator = self.lab.racks[rank / RACK].address(self.family);
+        let rack = rank / self.size;
+        let folder = self.folder.path().join(format!("rack{rack}"));
+        std::fs::create_dir_all(&folder)?;
+        let (rank, world) = match self.naming {
+            Naming::Ranks => (rank, world),
+            Naming::Nodes => (rank % self.size, self.size),
+        };
+        let mut command = WorkerCommand::new(&self.lab, self.family, rank, world, &folder);
+        command.aggregator = self.lab.racks[rack].address(self.family);
         input.write(&command.input)?;
         Ok(command)
     }
@@ -126,7 +155,8 @@ impl Racks {
         let mut started = (Vec::new(), Vec::new());
         for (rank, input) in inputs.iter().enumerate() {
             let command = self.command(rank, inputs.len(), input)?;
-            started.1.push(command.spawn(&self.lab.workers[rank])?);
+            let host = rank / self.size * RACK + rank % self.size % RACK;
+            started.1.push(command.spawn(&self.lab.workers[host])?);
             started.0.push(command);
         }
         Ok(started)

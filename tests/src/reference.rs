@@ -237,7 +237,7 @@ fn bound_of(world: usize, exponent: i32, expected: f64, dtype: Dtype, reduction:
         return 0.0;
     }
     let divisor = if reduction == Reduction::Mean { world as f64 } else { 1.0 };
-    let lanes = error_bound(world as u8, exponent as i8) / divisor;
+    let lanes = error_bound(world as u16, exponent as i8) / divisor;
     // The result is rounded to its type: half a unit in the last place of the largest value that it can be.
     let magnitude = expected.abs() + lanes;
     let last_place = (floor_log2(magnitude) + 1 - significand).max(smallest);
@@ -262,7 +262,7 @@ mod tests {
         assert_eq!(error_bound(3, 5), 3.0 * power(5 - 29));
         for world in 1..=64u8 {
             let bits = ((1u64 << 31) / u64::from(world)).ilog2() as i32;
-            assert_eq!(error_bound(world, -3), f64::from(world) * power(-3 - bits), "{world} ranks");
+            assert_eq!(error_bound(world.into(), -3), f64::from(world) * power(-3 - bits), "{world} ranks");
         }
         assert_eq!((floor_log2(1.0), floor_log2(1.99), floor_log2(0.5)), (0, 0, -1));
     }

@@ -8,7 +8,9 @@ use paatp_tests::gradients::{real, synthetic};
 use paatp_tests::job::run;
 use paatp_tests::kernel::attached;
 use paatp_tests::process::{PORT, wait_until};
-use paatp_tests::racks::{DEADLINE, RACK, RACKS, Racks, lanes};
+use paatp_tests::reference::{Reduction, reduce};
+
+use paatp_tests::racks::{DEADLINE, Naming, RACK, RACKS, Racks, lanes};
 use paatp_tests::{
     Direction, Disturbance, Dtype, Family, Gradient, JobOptions, Lab, Layout, Rates, require_bpf,
 };
@@ -140,4 +142,81 @@ fn refusals_say_what_to_do() {
         );
     }
     drop(bench.stop().unwrap());
+}
+
+/// Each rack is one rank of the root's job.
+#[test]
+fn f22_nodes_for_ranks_give_the_bits_of_one_level() {
+    if !require_bpf("levels::f22_nodes_for_ranks_give_the_bits_of_one_level") {
+        return;
+    }
+    let inputs = real(1, RACK * RACKS).unwrap();
+    for family in [Family::V4, Family::V6] {
+        let bench = Racks::with(family, "", Naming::Nodes, RACK).unwrap();
+        let expected = one_level(&inputs, family);
+        assert_eq!(bench.all_reduce(&inputs).unwrap().digests, expected);
+        // The root needs no program of its own for it.
+        let host = &bench.lab.aggregator;
+        assert_eq!(attached(&host.namespace, &host.interface).unwrap().unwrap().name, "aggregate");
+        let root = bench.root_counters().unwrap();
+        let counted = [Event::Contributions, Event::Completions].map(|event| root.noted(event));
+        assert!(counted[1] > 0 && counted[0] == RACKS as u64 * counted[1], "{counted:?}");
+        assert_eq!(bench.all_reduce(&inputs).unwrap().digests, expected);
+        stop(bench);
+    }
+}
+
+/// The same with 5 % loss on every link, and a daemon of a rack that is killed meanwhile.
+#[test]
+fn f22_loss_and_a_killed_daemon() {
+    if !require_bpf("levels::f22_loss_and_a_killed_daemon") {
+        return;
+    }
+    let inputs = synthetic(RACK * RACKS, 8, &[(Dtype::F32, 300_000), (Dtype::I32, 3000)], 1.0);
+    let expected = one_level(&inputs, Family::V4);
+    let mut bench = Racks::with(Family::V4, "", Naming::Nodes, RACK).unwrap();
+    let loss = Rates { loss: 0.05, ..Rates::NONE };
+    let disturb = |rank| bench.lab.disturb(rank, PORT..=PORT, rank as u64, loss, loss).unwrap();
+    let of_workers: Vec<Disturbance> = (0..inputs.len()).map(disturb).collect();
+    // Between rack and root answers come to other ports.
+    let ports = PORT..=PORT + 64;
+    let disturb = |rack| bench.lab.disturb_rack(rack, ports.clone(), 100 + rack as u64, loss, loss).unwrap();
+    let of_racks: Vec<Disturbance> = (0..RACKS).map(disturb).collect();
+    let (commands, workers) = bench.spawn(&inputs).unwrap();
+    wait_until("results came down", DEADLINE, || {
+        Ok(bench.counters(0).unwrap().noted(Event::Completions) > 100)
+    })
+    .unwrap();
+    bench.restart_the_first().unwrap();
+    assert_eq!(bench.finish(&commands, workers).unwrap().digests, expected);
+    for disturbance in of_workers.iter().chain(&of_racks) {
+        for direction in [Direction::Egress, Direction::Ingress] {
+            assert!(disturbance.counts(direction).unwrap().dropped > 0, "{disturbance:?}");
+        }
+    }
+    stop(bench);
+}
+
+/// More ranks than a packet has bits.
+#[test]
+fn f22_sixty_six_ranks() {
+    if !require_bpf("levels::f22_sixty_six_ranks") {
+        return;
+    }
+    const SIZE: usize = 33;
+    let inputs = synthetic(SIZE * RACKS, 9, &[(Dtype::I32, 4000), (Dtype::F32, 4000)], 1.0);
+    let bench = Racks::with(Family::V4, "", Naming::Nodes, SIZE).unwrap();
+    let result = bench.all_reduce(&inputs).unwrap();
+    assert!(result.digests.iter().all(|digest| *digest == result.digests[0]));
+    let command = bench.command(0, SIZE * RACKS, &inputs[0]).unwrap();
+    let output = Gradient::read(&command.output).unwrap();
+    let exact = reduce(&inputs, Reduction::Sum).unwrap();
+    for (name, exact) in &exact {
+        let tensor = output.tensor(name).unwrap();
+        let (values, largest) =
+            (tensor.values(), exact.iter().fold(1.0, |most: f64, value| most.max(value.abs())));
+        let bound = if tensor.dtype == Dtype::I32 { 0.0 } else { largest * 66.0 / f64::from(1 << 20) };
+        assert!(values.iter().zip(exact).all(|(value, exact)| (value - exact).abs() <= bound), "{name}");
+    }
+    stop(bench);
 }

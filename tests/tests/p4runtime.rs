@@ -69,6 +69,7 @@ impl Control {
                 layout: None,
                 attempt: None,
                 below: None,
+                members: None,
             };
             let entropy = Entropy { generation: self.generation, nonce: 1 };
             self.membership.join(Instant::now(), job, &request, address, entropy).unwrap();

@@ -161,7 +161,7 @@ fn datagram(grant: Grant, request: &Request) -> Vec<u8> {
         _ => vec![0; usize::from(LANES)],
     };
     let salt = match request.kind {
-        Kind::Data => salt(rank_key(grant.nonce, rank), seq, request.chunk),
+        Kind::Data => salt(rank_key(grant.nonce, rank.into()), seq, request.chunk),
         _ => 0,
     };
     let request = Request { tag: tag_of(&lanes).wrapping_add(salt), ..*request };

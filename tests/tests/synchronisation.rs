@@ -122,6 +122,7 @@ fn membership(shared: &Shared, rank: usize) -> Membership {
         lanes: number("lanes") as u16,
         window: number("window") as u16,
         slots: number("slots") as u32,
+        seating: None,
     }
 }
 

@@ -8,7 +8,7 @@ use crate::mind::opaque;
 use crate::seq::Seq;
 use crate::slot::Final;
 use crate::tag;
-use crate::wire::{Header, Kind, Saying, Status, flags};
+use crate::wire::{Header, Kind, Redo, Saying, Status, flags};
 
 use super::{Admitted, Arrival, Fate, Machine, Outcome, Received, Relay, agrees, named, slot_index};
 
@@ -35,16 +35,62 @@ pub(super) fn is_sum<M: Machine>(machine: &mut M) -> bool {
 #[inline(always)]
 pub(super) fn said<M: Machine>(machine: &mut M, saying: Saying, echo: u8) -> Saying {
     let report = report(machine);
-    let is_redone = report.redo.attempt > 0;
+    let redo = earlier(Redo::from_word(saying.tag), report.redo);
+    let is_redone = redo.attempt > 0;
     Saying {
         flags: echo | if is_redone { flags::REDO } else { 0 },
         want: report.min_ack.0,
-        tag: if is_redone { report.redo.to_word() } else { 0 },
+        tag: if is_redone { redo.to_word() } else { 0 },
         told: report.told,
         rank: report.slowest,
         epoch: report.epoch,
         ..saying
     }
+}
+
+/// One more than the rank of the parent's job that all ranks here are together (protocol-rules F22), or 0. Read anew,
+/// likewise.
+#[inline(always)]
+fn child<M: Machine>(machine: &mut M, number: u16) -> u8 {
+    let child = machine.link(number).map_or(0, |link| link.child);
+    machine.forget(u64::from(child)) as u8
+}
+
+/// The same of the job of the request in hand, which `rises`.
+#[inline(always)]
+fn child_of_request<M: Machine>(machine: &mut M) -> u8 {
+    let number = machine.header().job();
+    child(machine, number)
+}
+
+/// Lowest acknowledgement of all ranks that the ring's places are given out by. Where all ranks here are one at the
+/// parent it is the root's word: a redo, which ranks of other nodes may ask for, needs the slots of the chunks that they
+/// have not acknowledged.
+#[inline(always)]
+pub(super) fn floor<M: Machine>(machine: &mut M, who: &Admitted<M::JobRef>, own: Seq) -> Seq {
+    if !rises(machine, who) || child_of_request(machine) == 0 {
+        return own;
+    }
+    let (number, generation) = (machine.header().job(), machine.header().generation());
+    machine.above(number).map_or(own, |above| above.min_ack(generation))
+}
+
+/// Contributors of a result of this node, whose slot has these bits.
+#[inline(always)]
+pub(super) fn contributors<M: Machine>(machine: &mut M, bits: u64) -> u64 {
+    let number = machine.header().job();
+    match machine.link(number) {
+        Some(link) if link.child != 0 => link.everybody(),
+        _ => bits,
+    }
+}
+
+/// Of this node's open redo and the parent's (attempt 0: there is none) the one of the earlier chunk: with all nodes telling
+/// that, every rank joins in one after the other. Two that each told its own first would wait for each other.
+#[inline(always)]
+fn earlier(own: Redo, above: Redo) -> Redo {
+    let is_own = above.attempt == 0 || own.attempt > 0 && own.seq.is_before(above.seq);
+    if is_own { own } else { above }
 }
 
 /// The keys of all ranks in a partial sum, whose progress is recorded on the way.
@@ -117,13 +163,25 @@ pub(super) fn pass_redo<M: Machine>(
     Ok(Received { fate: Fate::PASSED, attempt: 0, bits: 0 })
 }
 
-/// Under the slot's lock: the contribution is none of this node's business, but its parent's.
+/// Under the slot's lock: the contribution is none of this node's business, but its parent's. (Where ranks have no name of
+/// their own there, nobody's: all that are expected are in a sum.)
 #[inline(always)]
-pub(super) fn passes<M: Machine>(machine: &mut M, slot: M::SlotRef) -> bool {
+pub(super) fn passes<M: Machine>(machine: &mut M, slot: M::SlotRef) -> Option<Fate> {
     let header = machine.header();
     let (generation, seq, bits) = (header.generation(), header.seq(), header.bitmap());
     let state = machine.state(slot);
-    state.holds(generation, seq) && (state.is_bypassed() || state.is_sent() && bits & !state.bits != 0)
+    let is_late = state.is_sent() && bits & !state.bits != 0;
+    if !state.holds(generation, seq) || !(state.is_bypassed() || is_late) {
+        return None;
+    }
+    let is_child = child_of_request(machine) != 0;
+    Some(if is_child { Fate::refused(Refusal::Conflict) } else { Fate::PASSED })
+}
+
+/// A contribution to a redo is the root's. Where ranks have no name of their own there, this node collects them anew.
+#[inline(always)]
+pub(super) fn passes_redo<M: Machine>(machine: &mut M, who: &Admitted<M::JobRef>) -> bool {
+    rises(machine, who) && machine.header().attempt() > 0 && child_of_request(machine) == 0
 }
 
 /// What a lower node tells of the job: its parent's word.
@@ -199,6 +257,15 @@ pub(super) fn ascend<M: Machine>(
 /// The request as it is, under the job's number at the parent.
 #[inline(always)]
 fn pass_on<M: Machine>(machine: &mut M, who: &Admitted<M::JobRef>) -> Outcome {
+    if child_of_request(machine) != 0 {
+        // In the name of all ranks here.
+        let (generation, _) = named(machine, who);
+        let progress = machine.progress(who.job);
+        let (ack, contributed) = (progress.acks.floor(generation), progress.contributed.floor(generation));
+        let header = machine.header();
+        header.set_raw_ack(ack.0);
+        header.set_raw_progress(contributed.0);
+    }
     let payload = machine.header().has(flags::PAYLOAD);
     leave(machine, who, payload)
 }
@@ -209,11 +276,21 @@ fn leave<M: Machine>(machine: &mut M, who: &Admitted<M::JobRef>, payload: bool) 
     let number = machine.header().job();
     let seq = machine.header().seq();
     let Some(link) = machine.link(number) else { return Outcome::Drop(Refusal::UnknownJob) };
-    let (there, port) = (link.number, link.port(seq));
+    let (there, port, child) = (link.number, link.port(seq), link.child);
+    let relay = Relay::up(number, who.rank, port, payload);
+    if machine.forget(u64::from(child)) == 0 {
+        let header = machine.header();
+        header.set_job(there);
+        header.seal();
+        return Outcome::Up(relay);
+    }
+    // The answer will not name the rank, so its port does.
+    let from = machine.ports().wrapping_add(u16::from(who.rank));
     let header = machine.header();
     header.set_job(there);
+    header.set_worker(child.wrapping_sub(1));
     header.seal();
-    Outcome::Up(Relay::up(number, who.rank, port, payload))
+    Outcome::Up(relay.from(from))
 }
 
 /// Under the slot's lock: makes the request a contribution of all ranks in the slot.
@@ -244,7 +321,12 @@ fn lift<M: Machine>(
     let header = machine.header();
     // Sent again it goes past a switch, as a worker's retransmission does (protocol-rules F15).
     let is_again = header.kind() == Some(Kind::Pull) || header.has(flags::RETRANSMIT);
-    let mut told = flags::PARTIAL | if is_again { flags::RETRANSMIT } else { 0 };
+    let number = header.job();
+    let child = child(machine, number);
+    let header = machine.header();
+    // In one name it is an ordinary contribution.
+    let partial = if child == 0 { flags::PARTIAL } else { 0 };
+    let mut told = partial | if is_again { flags::RETRANSMIT } else { 0 };
     told |= if has_payload { flags::PAYLOAD } else { 0 };
     told |= if culprit.is_some() { flags::NON_FINITE } else { 0 };
     let seq = chunk_of(header);
@@ -254,14 +336,15 @@ fn lift<M: Machine>(
     header.set_raw_seq(seq.0);
     header.set_raw_ack(ack.0);
     header.set_raw_progress(contributed.0);
-    header.set_bitmap(state.bits);
+    header.set_bitmap(if child == 0 { state.bits } else { 1 << ((child - 1) & 63) });
     header.set_tag(state.tag);
     header.set_lanes(chunk.lanes);
-    header.set_contributors(state.contributors() as u8);
+    header.set_contributors(if child == 0 { state.contributors() as u8 } else { 1 });
     header.set_exponent(chunk.exponent);
     header.set_next_exponent(state.next_exponent());
     header.set_rank(chunk.root);
-    header.set_attempt(0);
+    // Of a redo in one name; several names have none.
+    header.set_attempt(if child == 0 { 0 } else { state.attempt });
     header.set_operation_or_epoch(chunk.operation_and_type);
     machine.note(Event::Lifted);
     Some(leave(machine, who, has_payload))
@@ -302,7 +385,15 @@ fn hand_down<M: Machine>(machine: &mut M, arrival: Arrival) -> Result<Outcome, R
     if current == 0 || current != generation {
         return Err(Refusal::OldGeneration);
     }
-    if rank >= world {
+    let ports = machine.ports();
+    let child = child(machine, number);
+    let named = arrival.port.wrapping_sub(ports);
+    let (rank, is_known) = if child == 0 {
+        (rank, rank < world)
+    } else {
+        (named as u8, rank == child - 1 && named < u16::from(world))
+    };
+    if !is_known {
         return Err(Refusal::UnknownWorker);
     }
     if promised != arrival.payload_bytes {
@@ -320,9 +411,47 @@ fn hand_down<M: Machine>(machine: &mut M, arrival: Arrival) -> Result<Outcome, R
     }
     let header = machine.header();
     header.set_job(number);
-    header.seal();
+    let mut relay = Relay::down(number, rank);
+    if machine.forget(u64::from(child)) != 0 {
+        let header = machine.header();
+        header.set_worker(rank);
+        if !header.has(flags::RESULT) {
+            speak_for_both(machine, job);
+        }
+        // From the port that the rank sent to.
+        let port = machine.header().raw_seq() % u32::from(ports).max(1);
+        relay = relay.from(port as u16);
+    }
+    machine.header().seal();
     machine.note(Event::HandedDown);
-    Ok(Outcome::Down(Relay::down(number, rank)))
+    Ok(Outcome::Down(relay))
+}
+
+/// The parent's answer without a result, for a rank that has no name there: as long as ranks of this node are missing it
+/// tells who is here.
+#[inline(always)]
+fn speak_for_both<M: Machine>(machine: &mut M, job: M::JobRef) {
+    let header = machine.header();
+    let (generation, seq) = (header.generation(), header.seq());
+    let Some(slot) = machine.slot(slot_index(machine.job(job), seq)) else { return };
+    let state = machine.state(slot);
+    let is_own = state.holds(generation, seq);
+    let is_up = is_own && (state.is_sent() || state.is_complete());
+    let here = if is_own { state.bits } else { 0 };
+    let redo = machine.progress(job).redo(generation);
+    let header = machine.header();
+    if is_up {
+        header.set_flags(header.flags() | flags::ABOVE);
+    } else {
+        header.set_bitmap(here);
+    }
+    let none = Redo { seq: Seq(0), attempt: 0 };
+    let above = if header.has(flags::REDO) { Redo::from_word(header.tag()) } else { none };
+    let redo = earlier(redo.unwrap_or(none), above);
+    if redo.attempt > 0 {
+        header.set_flags(header.flags() | flags::REDO);
+        header.set_tag(redo.to_word());
+    }
 }
 
 #[inline(always)]
@@ -331,7 +460,11 @@ fn learn<M: Machine>(machine: &mut M, job: M::JobRef, number: u16, generation: u
     if machine.header().has(flags::PARTIAL) {
         return;
     }
-    let heard = Heard::of(machine.header());
+    let child = child(machine, number);
+    // A result proves that all ranks have those a window before it: nobody contributes without (protocol-rules F5).
+    let window = machine.job(job).window;
+    let proof = if child == 0 { None } else { Some(window) };
+    let heard = Heard::of(machine.header(), proof);
     let floor = machine.progress(job).acks.floor(generation);
     let reach = Reach { floor, slots: machine.job(job).slots };
     if let Some(above) = machine.above(number) {
@@ -350,19 +483,31 @@ fn keep<M: Machine>(machine: &mut M, job: M::JobRef, number: u16) {
     if !state.holds(generation, want) || !state.is_sent() || bitmap == 0 {
         return;
     }
-    let keys = KeySum::of(bitmap);
-    let Some(keys) = machine.sum_keys(number, keys).keys() else { return };
+    let Some(keys) = keys_of(machine, number, bitmap) else { return };
     if !machine.lock(slot) {
         // It comes again with the next pull.
         return;
     }
-    let kept = replace(machine, slot, generation, want, keys);
+    let kept = replace(machine, slot, number, (generation, want), keys);
     machine.unlock(slot);
     match kept {
-        Kept::Now => machine.note(Event::Completions),
+        Kept::Now => {
+            machine.note(Event::Completions);
+            machine.progress(job).withdraw(generation, want);
+        }
         Kept::Not => {}
         Kept::Bad => machine.refuse(Refusal::BadTag),
     }
+}
+
+/// The keys of all contributors of a result.
+#[inline(always)]
+fn keys_of<M: Machine>(machine: &mut M, number: u16, bitmap: u64) -> Option<u64> {
+    if child(machine, number) == 0 {
+        return machine.sum_keys(number, KeySum::of(bitmap)).keys();
+    }
+    let link = machine.link(number)?;
+    (bitmap == link.everybody()).then_some(link.keys)
 }
 
 /// What became of a parent's result.
@@ -378,7 +523,13 @@ enum Kept {
 
 /// Under the slot's lock: checks the result and writes it over the sum.
 #[inline(always)]
-fn replace<M: Machine>(machine: &mut M, slot: M::SlotRef, generation: u32, want: Seq, keys: u64) -> Kept {
+fn replace<M: Machine>(
+    machine: &mut M,
+    slot: M::SlotRef,
+    number: u16,
+    (generation, want): (u32, Seq),
+    keys: u64,
+) -> Kept {
     let state = machine.state(slot);
     let (chunk, attempt) = (state.chunk(), state.attempt);
     if !state.holds(generation, want) || !state.is_sent() {
@@ -404,7 +555,12 @@ fn replace<M: Machine>(machine: &mut M, slot: M::SlotRef, generation: u32, want:
     if machine.replace(slot, blocks).is_none() {
         return Kept::Bad;
     }
-    let result = Final::of(machine.header());
+    // Ranks without a name in the result are still those that a redo waits for.
+    let is_child = child(machine, number) != 0;
+    let mut result = Final::of(machine.header());
+    if is_child {
+        result.bits = machine.state(slot).bits;
+    }
     machine.state(slot).finish(result);
     Kept::Now
 }

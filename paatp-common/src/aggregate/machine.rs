@@ -3,6 +3,7 @@
 use crate::counter::{Event, Refusal};
 use crate::job::{Address, JobEntry, RankEntry};
 use crate::levels::{Above, KeySum, Link, Vouching};
+use crate::limits::{MAX_PORTS, MAX_RANKS};
 use crate::policy::Policy;
 use crate::pool::{Pool, Search};
 use crate::progress::{Members, Progress};
@@ -101,6 +102,11 @@ pub trait Machine {
     fn rises(&self, _job: Self::JobRef) -> bool {
         false
     }
+    /// Levels: number of UDP ports that requests come to. Answers to requests of ranks that are one at the parent come to
+    /// those after them, one for each rank.
+    fn ports(&self) -> u16 {
+        0
+    }
     /// Levels: carries a walk out over the ranks of a job ([`KeySum::visit`]), in whatever way the machine loops.
     fn sum_keys(&mut self, _number: u16, keys: KeySum) -> KeySum {
         keys
@@ -128,6 +134,8 @@ pub struct Arrival {
     pub congested: bool,
     /// Bytes after the header.
     pub payload_bytes: u32,
+    /// The UDP port that it came to, counted from the node's first.
+    pub port: u16,
 }
 
 /// What to do with the frame.
@@ -151,6 +159,10 @@ pub enum Outcome {
 pub struct Relay(u64);
 
 impl Relay {
+    /// Place of the port that it leaves from, which is below [`MAX_PORTS`] + [`MAX_RANKS`].
+    const FROM: u32 = 49;
+    const _PORTS_FIT: () = assert!(MAX_PORTS as u32 + MAX_RANKS as u32 + 1 < 1 << (64 - Relay::FROM));
+
     #[inline(always)]
     pub(super) const fn up(number: u16, rank: u8, port: u16, payload: bool) -> Relay {
         Relay(Relay::down(number, rank).0 | (port as u64) << 32 | (payload as u64) << 48)
@@ -159,6 +171,19 @@ impl Relay {
     #[inline(always)]
     pub(super) const fn down(number: u16, rank: u8) -> Relay {
         Relay(number as u64 | (rank as u64) << 16)
+    }
+
+    /// From this UDP port, counted from the node's first, instead of the one that it came to.
+    #[inline(always)]
+    pub(super) const fn from(self, port: u16) -> Relay {
+        Relay(self.0 | (port as u64 + 1) << Relay::FROM)
+    }
+
+    /// One more than the UDP port that it leaves from, counted from the node's first. 0: the one that it came to.
+    #[inline(always)]
+    #[must_use]
+    pub const fn source(self) -> u16 {
+        (self.0 >> Relay::FROM) as u16
     }
 
     /// Number of the job here.

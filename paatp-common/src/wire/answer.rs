@@ -71,6 +71,8 @@ pub enum Body {
         min_ack: Seq,
         /// Contributors so far in the slot of the wished-for chunk.
         bitmap: u64,
+        /// Those are ranks of the root, each of which may stand for many.
+        above: bool,
         /// A chunk that is being redone.
         redo: Option<Redo>,
         /// Lanes of the wished-for chunk, if its result stands: a request as long as that gets it.
@@ -102,6 +104,7 @@ impl Answer {
             Body::Pending {
                 min_ack: header.want(),
                 bitmap: header.bitmap(),
+                above: header.has(flags::ABOVE),
                 redo: header.has(flags::REDO).then(|| Redo::from_word(header.tag())),
                 lanes: header.lanes(),
             }

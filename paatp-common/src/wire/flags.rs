@@ -25,4 +25,7 @@ flags! {
     PAYLOAD = 5;
     /// Answer without a result: a chunk is being redone; the tag field names it (see [`super::Redo`]).
     REDO = 6;
+    /// Answer without a result, from above a node whose ranks are one rank of its parent's job: the bitmap has the root's
+    /// ranks, not those of the node.
+    ABOVE = 7;
 }

@@ -164,7 +164,7 @@ impl OwnedNode {
         if !self.levels {
             return self.host().handle(datagram, source, congested);
         }
-        match self.host().handle_with_levels(&[], &[], datagram, source, congested) {
+        match self.host().handle_with_levels(&[], &[], datagram, source, 0, congested) {
             (Outcome::Answer { .. }, length) => Ok(length),
             (Outcome::Drop(refusal), _) => Err(refusal),
             (outcome, _) => panic!("without a parent, and still {outcome:?}"),
@@ -193,7 +193,7 @@ impl OwnedNode {
     /// One frame through the node, as the XDP program treats it.
     pub fn frame(&mut self, frame: &mut Vec<u8>) -> Verdict {
         let length = frame.len() as u32;
-        let (layout, arrival) = match frame::parse(&Frame::new(frame), length, &self.node) {
+        let (layout, arrival) = match frame::parse(&Frame::new(frame), length, &self.node, 0) {
             Parsed::NotOurs => {
                 self.counters.note(Event::Passed);
                 return Verdict::Pass;

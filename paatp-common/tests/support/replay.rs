@@ -63,7 +63,7 @@ pub fn check(bytes: &[u8]) {
 fn mend(node: &OwnedNode, bytes: &[u8]) -> Option<Vec<u8>> {
     let mut frame = bytes.to_vec();
     let length = frame.len() as u32;
-    let Parsed::Ours(layout, _) = frame::parse(&Frame::new(&mut frame), length, &node.node) else {
+    let Parsed::Ours(layout, _) = frame::parse(&Frame::new(&mut frame), length, &node.node, 0) else {
         return None;
     };
     let start = layout.header();
@@ -109,11 +109,15 @@ fn run(node: &mut OwnedNode, mut frame: Vec<u8>) {
         Verdict::Pass => assert!(is_unchanged && frame == original, "not ours, and not as it was"),
         Verdict::Drop => assert!(is_unchanged, "dropped, and a slot changed"),
         Verdict::Transmit => {
-            let layout =
-                match frame::parse(&Frame::new(&mut original.clone()), original.len() as u32, &node.node) {
-                    Parsed::Ours(layout, _) => layout,
-                    other => panic!("answered {other:?}"),
-                };
+            let layout = match frame::parse(
+                &Frame::new(&mut original.clone()),
+                original.len() as u32,
+                &node.node,
+                0,
+            ) {
+                Parsed::Ours(layout, _) => layout,
+                other => panic!("answered {other:?}"),
+            };
             assert!(frame.len() <= original.len(), "an answer never is longer than its request");
             let datagram = &frame[layout.header()..];
             let answer = Answer::decode(Header::of(datagram).expect("a header")).expect("an answer");

@@ -89,7 +89,7 @@ impl TestJob {
     /// A rank's factor of its salts.
     #[must_use]
     pub const fn key(&self, rank: u8) -> u64 {
-        rank_key(0x5EED_0000 + self.number as u64, rank)
+        rank_key(0x5EED_0000 + self.number as u64, rank as u16)
     }
 
     /// The entry of a rank.

@@ -86,7 +86,7 @@ fn exponents_are_the_same<T: Both>(words: &[u32]) {
     }
 }
 
-fn lanes_are_the_same<T: Both>(words: &[u32], world: u8, above: i8, more: i32) {
+fn lanes_are_the_same<T: Both>(words: &[u32], world: u16, above: i8, more: i32) {
     let mut values: Vec<T> = words.iter().map(|bits| T::of(*bits)).collect();
     values.retain(|value| <T as Float>::magnitude(*value) < <T as Float>::INFINITY);
     let exponent = reference::exponent(&values).unwrap().saturating_add(above);
@@ -115,7 +115,7 @@ fn lanes_are_the_same<T: Both>(words: &[u32], world: u8, above: i8, more: i32) {
     }
 }
 
-fn results_are_the_same<T: Both>(words: &[u32], world: u8, contributors: u32, exponent: i8, fewer: usize) {
+fn results_are_the_same<T: Both>(words: &[u32], world: u16, contributors: u32, exponent: i8, fewer: usize) {
     let biases = contributors.wrapping_mul(Quantiser::new(world).bias());
     // Numbers around zero, as sums are.
     let lanes: Vec<Lane> = words.iter().map(|word| word.wrapping_add(biases).to_be_bytes()).collect();
@@ -171,7 +171,7 @@ proptest! {
     }
 
     #[test]
-    fn lanes(words in words(), world in 1..=64u8, above in 0..30i8, more in MORE_LANES) {
+    fn lanes(words in words(), world in 1..=4096u16, above in 0..30i8, more in MORE_LANES) {
         lanes_are_the_same::<f32>(&words, world, above, more);
         lanes_are_the_same::<f16>(&words, world, above, more);
         lanes_are_the_same::<bf16>(&words, world, above, more);
@@ -179,7 +179,7 @@ proptest! {
 
     #[test]
     fn results(
-        words in words(), world in 1..=64u8, contributors in 1..=64u32, exponent in E_MIN..=127, fewer in 0..40usize,
+        words in words(), world in 1..=4096u16, contributors in 1..=4096u32, exponent in E_MIN..=127, fewer in 0..40usize,
     ) {
         results_are_the_same::<f32>(&words, world, contributors, exponent, fewer);
         results_are_the_same::<f16>(&words, world, contributors, exponent, fewer);
@@ -189,7 +189,7 @@ proptest! {
     }
 
     #[test]
-    fn integers(words in words(), world in 1..=64u8, contributors in 1..=64u32, more in MORE_LANES) {
+    fn integers(words in words(), world in 1..=4096u16, contributors in 1..=4096u32, more in MORE_LANES) {
         let values: Vec<i32> = words.iter().map(|word| *word as i32).collect();
         let (plain, quantiser) = (reference::Quantiser::new(world), Quantiser::new(world));
         prop_assert_eq!(quantiser.unfit_integer(&values), unfit(plain.unfit_integer(&values)));

@@ -9,8 +9,17 @@ use super::{Algorithm, Controller, Feedback, Windows};
 use crate::membership::Membership;
 use crate::time::Time;
 
-pub(super) const MEMBERSHIP: Membership =
-    Membership { job: 0, generation: 1, nonce: 2, rank: 0, world: 4, lanes: 352, window: 64, slots: 256 };
+pub(super) const MEMBERSHIP: Membership = Membership {
+    job: 0,
+    generation: 1,
+    nonce: 2,
+    rank: 0,
+    world: 4,
+    lanes: 352,
+    window: 64,
+    slots: 256,
+    seating: None,
+};
 
 /// An answer that says nothing.
 pub(super) fn feedback() -> Feedback {

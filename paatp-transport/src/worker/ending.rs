@@ -4,10 +4,11 @@
 //! range) goes on with the chunks up to the one that tells, so that every rank gets there and learns of it; all ranks have
 //! contributed those, because none stops before. A rank that fails because of the network or the job stops at once.
 
+use alloc::vec::Vec;
 use core::mem;
 
-use super::{Event, Phase, Worker};
-use crate::error::{OperationError, ranks_of};
+use super::{Event, Phase, Present, Worker};
+use crate::error::OperationError;
 use crate::ring::Contribution;
 use crate::time::Time;
 
@@ -104,19 +105,18 @@ impl Worker {
         if refusals > 1 {
             return OperationError::DamagedOnTheWay { tensor: tensor(), refusals };
         }
-        let own = 1 << self.membership.rank;
-        let absent = self.waiting.bitmap.map(|bitmap| self.membership.everybody() & !bitmap & !own);
+        let absent = self.waiting.present.map(|present| self.absent(present));
         let failures = lowest.map_or(0, |entry| entry.doubted);
-        if failures > 1 && absent.unwrap_or(0) == 0 {
+        if failures > 1 && absent.as_ref().is_none_or(Vec::is_empty) {
             return OperationError::DamagedResults { tensor: tensor(), failures };
         }
         let absent = match absent {
             Some(absent) => absent,
-            None if !self.waiting.answered => 0,
+            None if !self.waiting.answered => Vec::new(),
             // Nothing came about that chunk, but something did: the rank that holds everybody up.
-            None => 1_u64.checked_shl(u32::from(self.others.slowest)).unwrap_or(0) & !own,
+            None => self.slowest(),
         };
-        if absent == 0 {
+        if absent.is_empty() {
             return OperationError::NoAnswer { waited };
         }
         // Who answers no more is gone itself, and what it last said of other ranks is old.
@@ -124,7 +124,23 @@ impl Worker {
         if silence >= self.settings.timeout / SILENT_SHARE {
             return OperationError::NoAnswer { waited: silence };
         }
-        OperationError::Timeout { missing: ranks_of(absent), tensor: tensor(), waited }
+        OperationError::Timeout { missing: absent, tensor: tensor(), waited }
+    }
+
+    /// Other ranks that have not contributed to a chunk, as an answer tells them.
+    fn absent(&self, present: Present) -> Vec<u16> {
+        let (names, own) = if present.above {
+            (self.contributors.names, self.membership.seat())
+        } else {
+            (self.membership.here(), self.membership.rank)
+        };
+        names.ranks(!present.bitmap & !(1 << own))
+    }
+
+    /// The slowest rank of all, or those among whom it is.
+    fn slowest(&self) -> Vec<u16> {
+        let slowest = 1_u64.checked_shl(u32::from(self.others.slowest)).unwrap_or(0);
+        self.contributors.names.ranks(slowest & !self.contributors.own)
     }
 
     /// Every rank has everything that this generation will bring.

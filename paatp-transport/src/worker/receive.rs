@@ -7,8 +7,8 @@ use paatp_common::limits::MAX_ATTEMPTS;
 use paatp_common::wire::{Answer, Body, HEADER_BYTES, Header, Redo, Status};
 
 use super::staleness::note_outcome;
-use super::{BUSY_CAP, Busy, Event, Phase, Waiting, Worker, seq_of};
-use crate::error::{OperationError, ranks_of};
+use super::{BUSY_CAP, Busy, Event, Phase, Present, Waiting, Worker, seq_of};
+use crate::error::OperationError;
 use crate::operation::{Operation, Step};
 use crate::quantise::Scale;
 use crate::rate::Feedback;
@@ -151,7 +151,7 @@ impl Worker {
             },
             // A switch has not looked at the wished-for chunk, nor does it know what the others have.
             Body::Pending { .. } if answer.by_switch => {}
-            Body::Pending { min_ack, bitmap, redo, .. } => {
+            Body::Pending { min_ack, bitmap, above, redo, .. } => {
                 self.partial = answer.told.is_partial();
                 let min_ack = self.position_of(min_ack).filter(|position| *position <= self.delivered);
                 self.others.min_ack = self.others.min_ack.max(min_ack.unwrap_or(0));
@@ -166,10 +166,10 @@ impl Worker {
                 }
                 if settled.is_some_and(|s| s.sent.about == self.delivered) && answer.status != Status::Aborted
                 {
-                    self.waiting.bitmap = Some(bitmap);
+                    self.waiting.present = Some(Present { bitmap, above });
                 }
                 if let Some(settled) = settled {
-                    self.reclaim(settled.sent.about, bitmap);
+                    self.reclaim(settled.sent.about, Present { bitmap, above });
                 }
             }
         }
@@ -266,8 +266,9 @@ impl Worker {
     ///
     /// Before that it may well be in a switch that waits for other ranks. And whoever came last was acknowledged by the
     /// aggregator itself, so the sum is not under way either.
-    fn reclaim(&mut self, position: u64, bitmap: u64) {
-        if position >= self.others.p_min || bitmap >> self.membership.rank & 1 == 1 {
+    fn reclaim(&mut self, position: u64, present: Present) {
+        let own = if present.above { self.membership.seat() } else { self.membership.rank };
+        if position >= self.others.p_min || present.bitmap >> own & 1 == 1 {
             return;
         }
         let Some(entry) = self.ring.get_mut(position) else { return };
@@ -449,7 +450,7 @@ impl Worker {
             return Verdict::Unwanted;
         };
         let is_foreign = entry.absent && position >= self.next;
-        let is_ours = arrived.bitmap != 0 && arrived.bitmap & !self.membership.everybody() == 0;
+        let is_ours = arrived.bitmap != 0 && arrived.bitmap & !self.contributors.everybody == 0;
         let sound = is_ours
             && if is_foreign {
                 let chunk = self.identify(arrived);
@@ -473,8 +474,8 @@ impl Worker {
     }
 
     /// This rank's contribution is in a result.
-    const fn is_in(&self, arrived: &Arrived<'_>) -> bool {
-        arrived.bitmap >> self.membership.rank & 1 == 1
+    fn is_in(&self, arrived: &Arrived<'_>) -> bool {
+        arrived.bitmap & self.contributors.own != 0
     }
 
     /// A result stands, and the request was too short or too long for it.
@@ -530,11 +531,12 @@ impl Worker {
     fn deliver(&mut self, now: Time, arrived: &Arrived<'_>) {
         let position = arrived.position;
         let (is_in, is_foreign) = (self.is_in(arrived), position >= self.next);
+        let contributors = self.contributors.count(arrived.bitmap);
         let Some(entry) = self.ring.get_mut(position) else { return };
         self.wishes -= u64::from(matches!(entry.wish, Wish::Asked(_)));
         (entry.wish, entry.agreed) = (Wish::Delivered, arrived.next_exponent);
         (entry.included, entry.synchronisation) = (is_in, arrived.synchronisation);
-        (entry.contributors, entry.culprit) = (arrived.bitmap.count_ones() as u8, arrived.non_finite);
+        (entry.contributors, entry.culprit) = (contributors as u16, arrived.non_finite);
         if arrived.attempt >= entry.attempt {
             // The result says so, whatever became of the acknowledgement.
             (entry.contribution, entry.held) = (Contribution::Acknowledged, None);
@@ -546,8 +548,8 @@ impl Worker {
         }
         let lowest = self.delivered;
         self.advance_delivered();
-        let bitmap = if self.delivered == lowest { self.waiting.bitmap } else { None };
-        self.waiting = Waiting { since: now, answered: false, bitmap };
+        let present = if self.delivered == lowest { self.waiting.present } else { None };
+        self.waiting = Waiting { since: now, answered: false, present };
         self.reset_timers(now);
         if is_foreign {
             self.keep_result(arrived);
@@ -558,7 +560,7 @@ impl Worker {
                 // Decided here, once, by the result (protocol-rules F7).
                 self.give_back(position, exponent, lanes);
             }
-            let scale = Scale { exponent, contributors: arrived.bitmap.count_ones() };
+            let scale = Scale { exponent, contributors };
             self.write_result(position, scale, arrived);
         }
         self.finish_operations(now);
@@ -567,7 +569,8 @@ impl Worker {
     /// Another rank's values cannot be reduced; the result of this chunk told it.
     pub(super) fn fail_for_a_peer(&mut self, now: Time, position: u64, rank: u8) {
         let tensor = self.tensor_at(position, u64::from(self.membership.window));
-        self.fail_at(now, position, position + 1, OperationError::PeerNonFinite { rank, tensor });
+        let (rank, among) = self.contributors.names.of(rank);
+        self.fail_at(now, position, position + 1, OperationError::PeerNonFinite { rank, among, tensor });
     }
 
     /// This rank's contribution is not in the result of its chunk: it is for the next operation.
@@ -667,7 +670,7 @@ impl Worker {
     }
 
     pub(super) fn abort_for(&mut self, position: u64, reason: Refusal, bitmap: u64) {
-        let ranks = ranks_of(bitmap & !(1 << self.membership.rank));
+        let ranks = self.membership.here().ranks(bitmap & !(1 << self.membership.rank));
         let tensor = self.tensor_at(position, 0);
         self.halt(match reason {
             Refusal::DeadRankInRedo => {

@@ -147,7 +147,7 @@ impl Worker {
         }
         let fault = ahead.as_ref().err().cloned();
         let mut entry = Entry::new(position, chunk, ahead.unwrap_or(crate::quantise::E_MIN));
-        let salt = tag::salt(self.keys.of(self.membership.rank), seq_of(position), chunk);
+        let salt = tag::salt(self.contributors.own_key, seq_of(position), chunk);
         entry.tag = tag.wrapping_add(salt);
         entry.flagged = fault.is_some();
         if let Some(foreign) = self.ring.get(position) {
@@ -354,7 +354,7 @@ impl Worker {
         tag: u64,
         payload: &[u8],
     ) -> bool {
-        payload_tag(payload) == unsalted(tag, self.keys.sum(bitmap), seq_of(position), chunk)
+        payload_tag(payload) == unsalted(tag, self.contributors.keys(bitmap), seq_of(position), chunk)
     }
 }
 

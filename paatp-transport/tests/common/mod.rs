@@ -92,6 +92,8 @@ pub struct Aggregator {
 impl Aggregator {
     pub fn new(shape: Shape) -> Aggregator {
         let blocks = usize::from(shape.lanes) / LANES_PER_BLOCK;
+        // A node of several has no more than there are bits.
+        let shape = Shape { world: shape.world.min(MAX_RANKS as u8), ..shape };
         let mut jobs = vec![JobEntry::zeroed(); MAX_JOBS];
         jobs[0] = JobEntry {
             expected: u64::MAX >> (64 - shape.world),
@@ -106,7 +108,7 @@ impl Aggregator {
         for rank in 0..shape.world {
             ranks[usize::from(rank)] = RankEntry {
                 address: mapped([10, 0, 0, rank]),
-                key: rank_key(NONCE, rank),
+                key: rank_key(NONCE, rank.into()),
                 ..RankEntry::default()
             };
         }
@@ -156,7 +158,7 @@ impl Aggregator {
             counters: &mut self.counters,
         };
         let (outcome, length) =
-            host.handle_with_levels(&links, &[], datagram, mapped([10, 0, 0, rank]), false);
+            host.handle_with_levels(&links, &[], datagram, mapped([10, 0, 0, rank]), 0, false);
         datagram.truncate(length);
         matches!(outcome, paatp_common::aggregate::Outcome::Answer { .. })
     }
@@ -255,6 +257,7 @@ pub fn membership(shape: Shape, rank: u8) -> Membership {
         lanes: shape.lanes,
         window: shape.window,
         slots: shape.slots,
+        seating: None,
     }
 }
 

@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
+use crate::seats::{self, Seat};
 use paatp_common::aggregate::Outcome;
 use paatp_common::counter::Event as Counted;
 use paatp_common::host::Host;
@@ -22,6 +23,15 @@ use crate::common::{Aggregator, GENERATION, NONCE, Random, Shape, Weather, membe
 pub struct Plan {
     pub parents: Vec<Option<usize>>,
     pub homes: Vec<usize>,
+}
+
+/// How a lower node's ranks are called at its parent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Naming {
+    /// As everywhere.
+    Ranks,
+    /// All by one name, the node's (protocol-rules F22).
+    Nodes,
 }
 
 /// An end of a link.
@@ -48,8 +58,8 @@ pub struct Site {
     parent: Option<usize>,
     links: Vec<Link>,
     above: Vec<Above>,
-    /// Where requests of each rank have come from.
-    ways: BTreeMap<u8, Place>,
+    /// Where requests of each rank have come from, and from which port.
+    ways: BTreeMap<u8, (Place, u16)>,
 }
 
 impl Site {
@@ -62,7 +72,7 @@ impl Site {
     }
 
     /// What becomes of a datagram.
-    fn handle(&mut self, from: Place, datagram: &mut Vec<u8>) -> Option<Place> {
+    fn handle(&mut self, from: Place, ports: Ports, datagram: &mut Vec<u8>) -> Option<(Place, Ports)> {
         let memory = &mut self.memory;
         let mut host = Host {
             jobs: &mut memory.jobs,
@@ -75,23 +85,38 @@ impl Site {
             counters: &mut memory.counters,
         };
         let (outcome, length) =
-            host.handle_with_levels(&self.links, &self.above, datagram, from.address(), false);
+            host.handle_with_levels(&self.links, &self.above, datagram, from.address(), ports.to, false);
         datagram.truncate(length);
         match outcome {
             Outcome::Drop(_) => None,
-            Outcome::Answer { .. } => Some(from),
+            Outcome::Answer { .. } => Some((from, Ports { from: ports.to, to: ports.from })),
             Outcome::Up(relay) => {
                 assert_eq!(usize::from(relay.number()), self.number);
-                self.ways.insert(relay.rank(), from);
-                self.parent.map(Place::Site)
+                self.ways.insert(relay.rank(), (from, ports.from));
+                let ports = Ports { from: relay.source().checked_sub(1).unwrap_or(ports.to), to: REQUESTS };
+                self.parent.map(|parent| (Place::Site(parent), ports))
             }
-            Outcome::Down(relay) => self.ways.get(&relay.rank()).copied(),
+            Outcome::Down(relay) => {
+                let source = relay.source().checked_sub(1).unwrap_or(ports.to);
+                self.ways.get(&relay.rank()).map(|(place, port)| (*place, Ports { from: source, to: *port }))
+            }
         }
     }
 }
 
+/// UDP ports of a datagram; those of a site count from its first.
+#[derive(Clone, Copy, Debug)]
+pub struct Ports {
+    from: u16,
+    to: u16,
+}
+
+/// The port of requests, and that of a worker.
+const REQUESTS: u16 = 0;
+const WORKER: u16 = 5000;
+
 enum Flight {
-    To(Place, Place, Vec<u8>),
+    To(Place, Place, Ports, Vec<u8>),
     Wake(u8),
 }
 
@@ -144,19 +169,33 @@ fn seen_at(plan: &Plan, site: usize, rank: usize) -> Place {
     place
 }
 
-fn site(shape: Shape, plan: &Plan, index: usize) -> Site {
+fn site(shape: Shape, plan: &Plan, naming: Naming, index: usize) -> Site {
     let mut memory = Aggregator::new(shape);
     // Numbers differ from node to node.
     let number = index;
     let mut entry = std::mem::take(&mut memory.jobs[0]);
-    entry.expected = beneath(plan, index);
+    entry.expected = if naming == Naming::Ranks { beneath(plan, index) } else { 0 };
     entry.rises = u8::from(plan.parents[index].is_some());
-    memory.jobs[number] = entry;
     memory.ranks = vec![RankEntry::default(); MAX_JOBS * MAX_RANKS];
-    for rank in 0..plan.homes.len() {
+    if naming == Naming::Nodes {
+        let (all, names) = (seats::seats(plan, index), seats::names(plan, index));
+        entry.world = all.len() as u8;
+        entry.expected = u64::MAX.checked_shr(64 - all.len() as u32).unwrap_or(0);
+        for (seat, is) in all.into_iter().enumerate() {
+            let place = match is {
+                Seat::Rank(rank) => Place::Rank(rank as u8),
+                Seat::Site(site) => Place::Site(site),
+            };
+            let key = names.key(NONCE, seat as u8);
+            memory.ranks[number * MAX_RANKS + seat] =
+                RankEntry { address: place.address(), key, ..RankEntry::default() };
+        }
+    }
+    memory.jobs[number] = entry;
+    for rank in (0..plan.homes.len()).filter(|_| naming == Naming::Ranks) {
         let is_here = entry.expected >> rank & 1 == 1;
         let address = if is_here { seen_at(plan, index, rank).address() } else { [0; 16] };
-        let key = rank_key(NONCE, rank as u8);
+        let key = rank_key(NONCE, rank as u16);
         memory.ranks[number * MAX_RANKS + rank] = RankEntry { address, key, ..RankEntry::default() };
     }
     let mut links = vec![Link::default(); MAX_JOBS];
@@ -169,6 +208,9 @@ fn site(shape: Shape, plan: &Plan, index: usize) -> Site {
             number: parent as u16,
             ..links[number]
         };
+        if naming == Naming::Nodes {
+            links[number] = seats::link(plan, index, links[number]);
+        }
         links[parent].below = number as u16 + 1;
     }
     let above = (0..MAX_JOBS).map(|_| Above::default()).collect();
@@ -177,12 +219,22 @@ fn site(shape: Shape, plan: &Plan, index: usize) -> Site {
 
 impl Tree {
     pub fn new(shape: Shape, plan: &Plan, weather: Weather, seed: u64) -> Tree {
+        Tree::with_names(shape, plan, Naming::Ranks, weather, seed)
+    }
+
+    pub fn with_names(shape: Shape, plan: &Plan, naming: Naming, weather: Weather, seed: u64) -> Tree {
         let worker = |(rank, home): (u8, &usize)| {
-            let membership = Membership { job: *home as u16, ..membership(shape, rank) };
+            let mut membership = Membership { job: *home as u16, ..membership(shape, rank) };
+            if naming == Naming::Nodes {
+                let (rank, seating) = seats::seating(plan, rank.into());
+                (membership.rank, membership.seating) = (rank, Some(seating));
+                membership.world = seating.here.bits();
+            }
             Worker::new(membership, settings()).unwrap()
         };
         let world = plan.homes.len();
-        let sites: Vec<Site> = (0..plan.parents.len()).map(|index| site(shape, plan, index)).collect();
+        let sites: Vec<Site> =
+            (0..plan.parents.len()).map(|index| site(shape, plan, naming, index)).collect();
         Tree {
             now: 1_000_000,
             steps: 0,
@@ -215,7 +267,7 @@ impl Tree {
         self.flights.insert(self.serial, flight);
     }
 
-    fn throw(&mut self, from: Place, to: Place, datagram: &[u8]) {
+    fn throw(&mut self, from: Place, to: Place, ports: Ports, datagram: &[u8]) {
         let is_upwards = match (from, to) {
             (Place::Site(from), Place::Site(to)) => self.sites[from].parent == Some(to),
             _ => false,
@@ -235,7 +287,7 @@ impl Tree {
                 copy[bit / 8] ^= 1 << (bit % 8);
             }
             let at = self.now + self.weather.delay + self.random.below(self.weather.jitter + 1);
-            self.post(at, Flight::To(from, to, copy));
+            self.post(at, Flight::To(from, to, ports, copy));
         }
     }
 
@@ -257,7 +309,8 @@ impl Tree {
         while let Some(transmit) = self.workers[index].poll_transmit(Time(self.now), &mut buffer) {
             sent += 1;
             assert!(sent < 10_000, "rank {rank} sends without end");
-            self.throw(Place::Rank(rank), Place::Site(self.homes[index]), &buffer[..transmit.len]);
+            let ports = Ports { from: WORKER, to: REQUESTS };
+            self.throw(Place::Rank(rank), Place::Site(self.homes[index]), ports, &buffer[..transmit.len]);
         }
         while let Some(event) = self.workers[index].poll_event() {
             match event {
@@ -281,16 +334,21 @@ impl Tree {
         self.now = at;
         self.steps += 1;
         match flight {
-            Flight::To(from, Place::Site(index), mut datagram) => {
+            Flight::To(from, Place::Site(index), ports, mut datagram) => {
                 let site = &mut self.sites[index];
                 if self.random.chance(self.damage) {
                     site.memory.damage(&mut self.random);
                 }
-                if let Some(to) = site.handle(from, &mut datagram) {
-                    self.throw(Place::Site(index), to, &datagram);
+                if let Some((to, ports)) = site.handle(from, ports, &mut datagram) {
+                    self.throw(Place::Site(index), to, ports, &datagram);
                 }
             }
-            Flight::To(_, Place::Rank(rank), datagram) if !self.silent[usize::from(rank)] => {
+            Flight::To(_, Place::Rank(rank), ports, datagram) if !self.silent[usize::from(rank)] => {
+                assert_eq!(
+                    (ports.from, ports.to),
+                    (REQUESTS, WORKER),
+                    "an answer comes from where it was asked for"
+                );
                 self.workers[usize::from(rank)].handle_datagram(Time(self.now), &datagram);
                 self.pump(rank);
             }
@@ -339,7 +397,7 @@ impl Tree {
     pub fn describe(&self) -> String {
         let mut text = format!("at {} µs, left {:?}", self.now, self.left);
         for (rank, worker) in self.workers.iter().enumerate() {
-            let known: Vec<_> = self.sites.iter().map(|site| site.reached(rank)).collect();
+            let known: Vec<_> = self.sites.iter().map(|site| site.reached(rank % 64)).collect();
             text += &format!("\nrank {rank}: chunks {:?}, known {known:?}", worker.chunks());
             text += &format!("\n    {:?}", worker.statistics());
         }

@@ -111,11 +111,15 @@ pub struct JobCreate {
     pub on_failure: PolicyName,
     /// Send the sums of this aggregator's ranks to the aggregator at this address, which has a job of the same name, world,
     /// lanes, slots and window, and makes the results.
-    #[arg(long, value_name = "ADDR[:PORT]", requires = "ranks", conflicts_with_all = ["shared", "quorum", "timeout"])]
+    #[arg(long, value_name = "ADDR[:PORT]", requires = "here", conflicts_with_all = ["shared", "quorum", "timeout"])]
     pub parent: Option<String>,
     /// With --parent: the ranks that join at this aggregator, for example 0-3.
-    #[arg(long, value_name = "FIRST-LAST", requires = "parent")]
+    #[arg(long, value_name = "FIRST-LAST", requires = "parent", group = "here")]
     pub ranks: Option<RankRange>,
+    /// With --parent, instead of --ranks: the rank of the parent's job that all ranks of this one are together. So a job
+    /// has up to 64 ranks on each of up to 64 nodes.
+    #[arg(long, value_name = "RANK", requires = "parent", group = "here")]
+    pub child: Option<u32>,
 }
 
 /// `paatp job sync`

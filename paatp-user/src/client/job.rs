@@ -175,6 +175,7 @@ impl Api {
             memory: if create.shared { MemoryKind::Shared } else { MemoryKind::Reserved },
             parent: create.parent.clone(),
             ranks: create.ranks,
+            child: create.child,
             ..JobConfig::new(&create.name, create.world)
         };
         let body = self.ask(Method::POST, "/v1/jobs", Some(&config))?;
@@ -323,6 +324,7 @@ fn details_in_words(details: &JobDetails) -> String {
         ["window".into(), job.window.to_string()],
         ["slots".into(), format!("{} ({}), in use: {used}", job.slots, mebibytes(job.slot_bytes))],
         ["parent".into(), job.parent.clone().unwrap_or_else(|| "-".into())],
+        ["rank there".into(), job.child.map_or("-".into(), |child| format!("{child}, for all ranks here"))],
         ["ranks here".into(), job.ranks_here.map_or("all".into(), |ranks| ranks.to_string())],
         ["pool places".into(), job.places.map_or("-".into(), |places| places.to_string())],
     ];

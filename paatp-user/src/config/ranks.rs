@@ -15,6 +15,13 @@ pub struct RankRange {
 }
 
 impl RankRange {
+    /// So many, from rank 0 on.
+    #[must_use]
+    pub fn first_of(world: u32) -> Option<RankRange> {
+        let last = u8::try_from(world.checked_sub(1)?).ok()?;
+        (usize::from(last) < MAX_RANKS).then_some(RankRange { first: 0, last })
+    }
+
     /// The first.
     #[must_use]
     pub const fn first(self) -> u8 {

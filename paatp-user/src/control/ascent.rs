@@ -7,7 +7,7 @@ use paatp_common::levels::Link;
 use super::error::ControlError;
 use super::job::{Job, Parent};
 use super::membership::{Formation, Membership, WaiterId};
-use super::protocol::Grant;
+use super::protocol::{Grant, Nodes};
 
 /// A node that joins its parent for the ranks that wait here. A job has one at a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,7 +96,23 @@ impl Membership {
             return Err(ControlError::JobDeleted(ascent.name.clone()));
         };
         let own = (job.entry.world, job.entry.lanes, job.entry.window, job.entry.slots);
-        let theirs = (grant.world, grant.lanes, grant.window, grant.slots);
+        let (world, nodes) = match ascent.parent.child {
+            None if grant.nodes.is_some() => {
+                let why = "has nodes for ranks: create the job here with `child`, its rank there".into();
+                return Err(ControlError::Parent {
+                    job: job.name.clone(),
+                    parent: ascent.parent.address,
+                    why,
+                });
+            }
+            None => (grant.world, None),
+            Some(child) => {
+                let members = grant.nodes.as_ref().map_or(&[][..], |nodes| &nodes.members);
+                let ours = members.get(usize::from(child)).and_then(|ours| u8::try_from(*ours).ok());
+                (ours.unwrap_or(0), Some(Nodes { members: members.to_vec(), child: Some(child) }))
+            }
+        };
+        let theirs = (world, grant.lanes, grant.window, grant.slots);
         if own != theirs {
             let why = format!(
                 "has ranks, lanes, window and slots {theirs:?}, and here they are {own:?}; create both with the same"
@@ -113,7 +129,7 @@ impl Membership {
             return Err(ControlError::Replaced(ascent.parent.ranks.first().into()));
         }
         job.ascending = None;
-        let mut formation = job.form(&limits, grant.generation, grant.nonce);
+        let mut formation = job.form(&limits, grant.generation, grant.nonce, nodes);
         self.generations.remember(grant.generation);
         formation.uplink = Some(uplink);
         Ok(formation)

@@ -2,6 +2,7 @@ use paatp_common::levels::Link;
 
 use super::*;
 use crate::control::ascent::Setback;
+use crate::control::protocol::Nodes;
 
 /// A node whose job `up` has ranks 4 to 5 of 8 here and the others elsewhere.
 fn lower() -> Membership {
@@ -35,6 +36,7 @@ impl Membership {
 fn granted(generation: u32) -> Grant {
     let JobConfig { lanes, window, slots, .. } = config("up", 8);
     Grant {
+        nodes: None,
         protocol: PROTOCOL,
         job: 7,
         generation,
@@ -81,7 +83,7 @@ fn a_lower_node_forms_what_its_parent_granted() {
         _ => [0; 16],
     };
     // Results hold the salts of all ranks.
-    let expected: Vec<_> = (0..8).map(|rank| (address(rank), rank_key(99, rank as u8))).collect();
+    let expected: Vec<_> = (0..8).map(|rank| (address(rank), rank_key(99, rank as u16))).collect();
     assert_eq!(ranks, expected);
     assert_eq!(formation.waiters.len(), 2);
 
@@ -155,4 +157,83 @@ fn nodes_without_levels_take_no_part() {
     let mut before = lower();
     before.levels = false;
     assert_eq!(code(join_lower(&mut before, 4, A)), "no_levels");
+}
+
+/// A node whose job of 2 ranks is rank 1 of its parent's.
+fn lower_node() -> Membership {
+    let job = JobConfig { parent: Some("10.9.9.9".into()), child: Some(1), ..config("up", 2) };
+    match Jobs::new(vec![job]) {
+        Ok(jobs) => Membership::new(&jobs, 20545, 2),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// F22: the ranks of a node are one at its parent. Their salts are those of ranks that are counted through all nodes.
+#[test]
+fn f22_ranks_of_nodes_are_counted_through() {
+    let mut m = lower_node();
+    let mut join = |rank, address| {
+        let joined = m.join(Instant::now(), "up", &request(rank, 2), address, RANDOM);
+        joined.unwrap_or_else(|error| panic!("{error}")).ascent
+    };
+    assert_eq!(join(1, B), None);
+    let Some(ascent) = join(0, A) else { panic!("nobody goes up") };
+    assert_eq!((ascent.parent.child, ascent.world), (Some(1), 2));
+    let grant = |members: &[u16]| {
+        let nodes = Some(Nodes { members: members.into(), child: None });
+        Grant { nodes, world: members.len() as u8, ..granted(77) }
+    };
+    // The parent must know as many ranks as there are.
+    let refused = m.form_below(&ascent, &grant(&[40, 3, 1]), uplink()).err().map(|error| error.code().name());
+    assert_eq!(refused, Some("parent"));
+    let formation =
+        m.form_below(&ascent, &grant(&[40, 2, 1]), uplink()).unwrap_or_else(|error| panic!("{error}"));
+    let keys: Vec<_> = formation.ranks.iter().map(|rank| rank.key).collect();
+    assert_eq!(keys, [rank_key(99, 40), rank_key(99, 41)]);
+    assert_eq!((formation.entry.world, formation.entry.expected, formation.entry.rises), (2, 0b11, 1));
+    let nodes = formation.grant.nodes.unwrap_or_else(|| panic!("ranks are told"));
+    assert_eq!(nodes, Nodes { members: vec![40, 2, 1], child: Some(1) });
+    let all = (0..43).fold(0u64, |sum, rank| sum.wrapping_add(rank_key(99, rank)));
+    assert_eq!(nodes.keys(99), all);
+    let seating = nodes.seating(1, 2).unwrap_or_else(|| panic!("it is among them"));
+    assert_eq!((seating.seat, seating.here.of(1), seating.root.count(u64::MAX)), (1, (41, 1), 43));
+    // By ranks nobody can join a job whose ranks are nodes.
+    let mut other = lower();
+    let ascent = both_join(&mut other, None).unwrap_or_else(|| panic!("nobody goes up"));
+    let mixed = Grant { nodes: Some(nodes), ..granted(78) };
+    let refused = other.form_below(&ascent, &mixed, uplink()).err().map(|error| error.to_string());
+    assert!(refused.is_some_and(|why| why.contains("`child`")));
+}
+
+/// F22: what cannot be with nodes for ranks is refused.
+#[test]
+fn f22_nodes_need_all_of_their_ranks() {
+    let node = |name, m: &mut Membership, members| {
+        let request = JoinRequest { members: Some(members), world: members, ..request(0, 2) };
+        code(m.join(Instant::now(), name, &request, A, RANDOM))
+    };
+    let with = |job: JobConfig| match Jobs::new(vec![job]) {
+        Ok(jobs) => Membership::new(&jobs, 20545, 2),
+        Err(error) => panic!("{error}"),
+    };
+    let quorum = JobConfig { quorum: Some(1), ..config("up", 2) };
+    let shrinks =
+        JobConfig { on_failure: FailurePolicy::Shrink, timeout_seconds: Some(5.0), ..config("up", 2) };
+    for mut m in [with(quorum), with(shrinks), lower_node()] {
+        assert_eq!(node("up", &mut m, 2), "no_levels");
+    }
+    let mut m = with(config("up", 2));
+    assert_eq!([0, 65].map(|members| node("up", &mut m, members)), ["no_levels"; 2]);
+    assert_eq!(node("up", &mut m, 64), "joined");
+    let worker = m.join(Instant::now(), "up", &request(1, 2), B, RANDOM);
+    let formation =
+        worker.ok().and_then(|joined| joined.formation).unwrap_or_else(|| panic!("all are there"));
+    let sum = (0..64).fold(0u64, |sum, rank| sum.wrapping_add(rank_key(RANDOM.nonce, rank)));
+    let keys: Vec<_> = formation.ranks.iter().map(|rank| rank.key).collect();
+    assert_eq!(keys, [sum, rank_key(RANDOM.nonce, 64)]);
+    assert_eq!(formation.grant.nodes, Some(Nodes { members: vec![64, 1], child: None }));
+    let refused =
+        m.plan_sync("up", Sync::Quorum { quorum: 1 }, Some(0)).err().map(|error| error.code().name());
+    assert_eq!(refused, Some("no_levels"));
+    assert!(m.plan_sync("up", Sync::Ssp { staleness: 2, quorum: None }, Some(0)).is_ok());
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use paatp_common::job::{JobEntry, QUORUM_ALL, RankEntry};
 use paatp_common::policy::{MAX_STALENESS, Mode, Policy};
 use paatp_common::seq::Seq;
-use paatp_common::tag::rank_key;
+use paatp_transport::Names;
 
 use crate::config::{Access, FailurePolicy, JobConfig, MemoryKind, RankRange};
 use crate::engine::ProgressSnapshot;
@@ -16,7 +16,7 @@ use super::MAX_WAIT_SECONDS;
 use super::error::ControlError;
 use super::membership::{Formation, JobFacts, Limits, WaiterId, table_address};
 use super::memory::Memory;
-use super::protocol::{Grant, JobState, JobStatus, JoinRequest, PROTOCOL, Sync, SyncChange};
+use super::protocol::{Grant, JobState, JobStatus, JoinRequest, Nodes, PROTOCOL, Sync, SyncChange};
 use super::token::Secret;
 use super::watch::{Terms, Watch};
 
@@ -36,6 +36,8 @@ pub struct Generation {
     pub nonce: u64,
     /// What tells the ranks' waits for it from others, by rank.
     pub attempts: Vec<Option<u64>>,
+    /// Who stands behind the ranks of the root, if some are nodes.
+    pub nodes: Option<Nodes>,
 }
 
 /// A rank that waits for the others.
@@ -45,6 +47,9 @@ pub(super) struct Waiter {
     pub(super) address: IpAddr,
     pub(super) layout: Option<String>,
     pub(super) attempt: Option<u64>,
+    /// It is a node, with so many ranks.
+    pub(super) is_node: bool,
+    pub(super) members: u16,
     pub(super) deadline: Instant,
 }
 
@@ -77,6 +82,8 @@ pub struct Parent {
     pub address: SocketAddr,
     /// The ranks that join here.
     pub ranks: RankRange,
+    /// The rank there that all of them are together, if they have none of their own.
+    pub child: Option<u8>,
 }
 
 /// Ranks that held the others up, and what is to be written because of them.
@@ -135,10 +142,11 @@ impl Job {
             timeout: config.timeout_seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()),
             policy: config.on_failure,
             lost: Vec::new(),
-            parent: config
-                .parent_address()
-                .zip(config.ranks)
-                .map(|(address, ranks)| Parent { address, ranks }),
+            parent: config.parent_address().zip(config.ranks_here()).map(|(address, ranks)| Parent {
+                address,
+                ranks,
+                child: config.child.map(|child| child as u8),
+            }),
             ascending: None,
             watch: Watch::default(),
         }
@@ -173,12 +181,12 @@ impl Job {
         &self,
         request: &JoinRequest,
         address: IpAddr,
-    ) -> Result<(u8, Duration), ControlError> {
+    ) -> Result<(u8, u16, Duration), ControlError> {
         let job = || self.name.clone();
         if request.protocol != PROTOCOL {
             return Err(ControlError::BadProtocol(request.protocol));
         }
-        if request.world != u32::from(self.entry.world) {
+        if request.members.is_none() && request.world != u32::from(self.entry.world) {
             let (rank, theirs, ours) = (request.rank, request.world, self.entry.world);
             return Err(ControlError::WorldMismatch { job: job(), rank, theirs, ours });
         }
@@ -201,6 +209,7 @@ impl Job {
             let why = "has lower nodes, and cannot shrink: create it with on_failure = \"abort\"";
             return Err(ControlError::NoLevels { job: job(), why });
         }
+        let members = self.admit_node(request, rank.into())?;
         if !(0.0..=MAX_WAIT_SECONDS).contains(&request.wait_seconds) {
             return Err(ControlError::BadWait);
         }
@@ -216,12 +225,19 @@ impl Job {
         if let Some((other, _)) = self.waiting.iter().find(|(other, w)| **other != rank && differs(w)) {
             return Err(ControlError::LayoutMismatch { job: job(), rank, other: *other });
         }
-        Ok((rank, Duration::from_secs_f64(request.wait_seconds)))
+        Ok((rank, members, Duration::from_secs_f64(request.wait_seconds)))
     }
 
     /// Everybody is there: the next generation.
-    pub(super) fn form(&mut self, limits: &Limits, generation: u32, nonce: u64) -> Formation {
+    pub(super) fn form(
+        &mut self,
+        limits: &Limits,
+        generation: u32,
+        nonce: u64,
+        nodes: Option<Nodes>,
+    ) -> Formation {
         let world = self.entry.world;
+        let names = nodes.as_ref().and_then(|nodes| nodes.here(world)).unwrap_or(Names::flat(world));
         let waiting = std::mem::take(&mut self.waiting);
         let ids = waiting.values().map(|waiter| waiter.id).collect();
         self.entry.generation = generation;
@@ -236,7 +252,7 @@ impl Job {
         let addresses: Vec<IpAddr> = (0..world).map(address).collect();
         let ranks = (0u8..).zip(&addresses).map(|(rank, address)| RankEntry {
             address: table_address(*address),
-            key: rank_key(nonce, rank),
+            key: names.key(nonce, rank),
             ..RankEntry::default()
         });
         let formation = Formation {
@@ -245,16 +261,16 @@ impl Job {
             entry: self.entry,
             ranks: ranks.collect(),
             waiters: ids,
-            grant: self.grant(limits, generation, nonce),
+            grant: self.grant(limits, generation, nonce, nodes.clone()),
             uplink: None,
         };
         self.previous = self.running.take();
-        self.running = Some(Generation { number: generation, addresses, left: 0, nonce, attempts });
+        self.running = Some(Generation { number: generation, addresses, left: 0, nonce, attempts, nodes });
         formation
     }
 
     /// What members of a generation need to know.
-    fn grant(&self, limits: &Limits, generation: u32, nonce: u64) -> Grant {
+    fn grant(&self, limits: &Limits, generation: u32, nonce: u64, nodes: Option<Nodes>) -> Grant {
         Grant {
             protocol: PROTOCOL,
             job: self.number,
@@ -266,6 +282,7 @@ impl Job {
             slots: self.entry.slots,
             port_base: limits.port_base,
             ports: limits.ports,
+            nodes,
         }
     }
 
@@ -281,7 +298,8 @@ impl Job {
         let same = running.attempts.get(rank).is_some_and(|own| own.is_some() && *own == request.attempt);
         let is_member = self.entry.expected & !running.left & 1u64.checked_shl(request.rank)? != 0;
         let fits = request.protocol == PROTOCOL && running.addresses.get(rank) == Some(&address);
-        (same && is_member && fits).then(|| self.grant(limits, running.number, running.nonce))
+        (same && is_member && fits)
+            .then(|| self.grant(limits, running.number, running.nonce, running.nodes.clone()))
     }
 
     /// Ends the generation, in what is remembered here.
@@ -346,6 +364,11 @@ impl Job {
                 format!("a quorum of 1 to {world} ranks and a staleness of 0 to {MAX_STALENESS} are");
             return Err(ControlError::BadJob(format!("job `{job}`: {sync:?} is not allowed; {allowed}")));
         };
+        let has_nodes = self.running.as_ref().is_some_and(|running| running.nodes.is_some());
+        if has_nodes && mode.quorum != QUORUM_ALL {
+            let why = "has nodes for ranks, whose results need all of them: there is no quorum";
+            return Err(ControlError::NoLevels { job: self.name.clone(), why });
+        }
         let policy = self.entry.policy;
         match min_ack {
             Some(min_ack) if policy.is_over(Seq(min_ack)) => Ok(policy.when_over().armed(mode)),
@@ -411,6 +434,12 @@ impl Job {
             missing_ranks,
             parent: self.parent.map(|parent| parent.address.to_string()),
             ranks_here: self.parent.map(|parent| parent.ranks),
+            child: self.parent.and_then(|parent| parent.child),
+            members: self
+                .running
+                .as_ref()
+                .and_then(|running| running.nodes.clone())
+                .map_or(Vec::new(), |nodes| nodes.members),
             left_ranks: (0..self.entry.world).filter(|rank| left >> rank & 1 == 1).collect(),
             lost_ranks: self.lost.clone(),
         }

@@ -361,7 +361,7 @@ impl Membership {
         }
         let Some(job) = self.jobs.get_mut(&number) else { return Err(unknown(name, Vec::new())) };
         let address = address.to_canonical();
-        let (rank, wait) = job.admit(request, address)?;
+        let (rank, members, wait) = job.admit(request, address)?;
         let lanes = u32::from(job.entry.lanes);
         if let Some(fitting) = limits.ipv6_lanes.filter(|fitting| address.is_ipv6() && lanes > *fitting) {
             return Err(ControlError::TooLong {
@@ -375,13 +375,15 @@ impl Membership {
         let id = WaiterId(self.next_waiter);
         self.next_waiter += 1;
         let (layout, attempt) = (request.layout.clone(), request.attempt);
-        let waiter = Waiter { id, address, layout, attempt, deadline: now + wait };
+        let is_node = request.members.is_some();
+        let waiter = Waiter { id, address, layout, attempt, is_node, members, deadline: now + wait };
         let replaced = job.waiting.insert(rank, waiter).map(|old| old.id);
         let is_complete = job.missing().is_empty();
         let ascent = job.begin_ascent(now);
         let formation = (is_complete && job.parent.is_none()).then(|| {
             let generation = self.generations.next(entropy.generation);
-            job.form(&limits, generation, entropy.nonce)
+            let nodes = job.nodes();
+            job.form(&limits, generation, entropy.nonce, nodes)
         });
         Ok(Joined { waiter: id, replaced, formation, ascent })
     }

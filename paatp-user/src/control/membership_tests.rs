@@ -33,6 +33,7 @@ fn request(rank: u32, world: u32) -> JoinRequest {
         layout: None,
         attempt: None,
         below: None,
+        members: None,
     }
 }
 

@@ -12,6 +12,7 @@ pub mod job;
 pub mod listen;
 pub mod membership;
 pub mod memory;
+mod nodes;
 pub mod pacing;
 mod parent;
 pub mod protocol;

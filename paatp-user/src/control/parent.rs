@@ -46,12 +46,14 @@ fn join_for(ascent: &Ascent, wait: Duration) -> Result<(Grant, Uplink), ControlE
     let ranks = ascent.parent.ranks;
     let request = JoinRequest {
         protocol: PROTOCOL,
-        rank: ranks.first().into(),
+        rank: ascent.parent.child.unwrap_or(ranks.first()).into(),
         world: ascent.world.into(),
         wait_seconds: wait.as_secs_f64(),
         layout: ascent.layout.clone(),
         attempt: None,
-        below: Some((ranks.first() + 1..=ranks.last()).map(u32::from).collect()),
+        below: (ascent.parent.child.is_none())
+            .then(|| (ranks.first() + 1..=ranks.last()).map(u32::from).collect()),
+        members: ascent.parent.child.map(|_| ascent.world.into()),
     };
     let refused = |why| ControlError::Parent { job: ascent.name.clone(), parent: ascent.parent.address, why };
     let (status, body) = ask(ascent.parent, &ascent.name, "join", &request, wait + GRACE).map_err(refused)?;
@@ -72,7 +74,11 @@ fn join_for(ascent: &Ascent, wait: Duration) -> Result<(Grant, Uplink), ControlE
         .map_err(|error| refused(format!("grants what cannot be read: {error}")))?;
     let way =
         Way::find(ascent.parent.address).map_err(|error| refused(format!("cannot be sent to: {error}")))?;
+    let nodes = grant.nodes.as_ref().filter(|_| ascent.parent.child.is_some());
     let link = Link {
+        child: ascent.parent.child.map_or(0, |child| child + 1),
+        seats: if nodes.is_some() { grant.world } else { 0 },
+        keys: nodes.map_or(0, |nodes| nodes.keys(grant.nonce)),
         parent: table_address(ascent.parent.address.ip()),
         mac: way.destination,
         port_base: grant.port_base,
@@ -88,7 +94,11 @@ fn join_for(ascent: &Ascent, wait: Duration) -> Result<(Grant, Uplink), ControlE
 /// # Errors
 /// Why the parent does not know it now, in words.
 pub(super) fn leave(parent: Parent, name: &str, generation: u32) -> Result<(), String> {
-    for rank in parent.ranks.first()..=parent.ranks.last() {
+    let ranks = match parent.child {
+        Some(child) => child..=child,
+        None => parent.ranks.first()..=parent.ranks.last(),
+    };
+    for rank in ranks {
         let request = LeaveRequest { protocol: PROTOCOL, rank: rank.into(), generation: Some(generation) };
         let (status, body) = ask(parent, name, "leave", &request, LEAVE_TIME)?;
         if status != 204 {

@@ -9,6 +9,8 @@ use utoipa::ToSchema;
 
 use crate::config::{Access, FailurePolicy, MemoryKind, RankRange};
 
+pub use super::nodes::Nodes;
+
 /// Version of these messages.
 pub const PROTOCOL: u32 = 1;
 
@@ -39,6 +41,10 @@ pub struct JoinRequest {
     /// granted the same.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub below: Option<Vec<u32>>,
+    /// Of a lower node whose ranks are all this one rank: how many they are. `world` is theirs then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 64)]
+    pub members: Option<u32>,
 }
 
 /// Answer to a join once all ranks are there.
@@ -66,6 +72,9 @@ pub struct Grant {
     pub port_base: u16,
     /// Number of UDP ports.
     pub ports: u16,
+    /// Who stands behind the ranks of the root, if some are nodes with ranks of their own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nodes: Option<Nodes>,
 }
 
 /// Body of `POST /v1/jobs/{name}/leave`.
@@ -255,6 +264,12 @@ pub struct JobStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub ranks_here: Option<RankRange>,
+    /// With a parent: the rank of its job that all ranks here are together; absent if each has its own there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub child: Option<u8>,
+    /// Number of ranks behind each rank of the generation, if some are nodes with ranks of their own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub members: Vec<u16>,
     /// Ranks that left the generation.
     pub left_ranks: Vec<u8>,
     /// Ranks that held the others up for too long, in the generation that runs or in the last one.
@@ -407,6 +422,7 @@ mod tests {
     #[test]
     fn nonces_are_hexadecimal() {
         let grant = Grant {
+            nodes: None,
             protocol: PROTOCOL,
             job: 0,
             generation: 123,

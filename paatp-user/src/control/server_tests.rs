@@ -247,6 +247,7 @@ fn places_in_the_pool_are_tuned() {
             layout: None,
             attempt: None,
             below: None,
+            members: None,
         };
         let mut inner = control.lock();
         let drawn = entropy().unwrap_or_else(|error| panic!("{error}"));

@@ -18,7 +18,7 @@ use crate::engine::Truth;
 use super::job::{Generation, Job};
 use super::membership::{CLOSING_TIME, Closing, Membership};
 use super::memory::Memory;
-use super::protocol::{hex, maybe_hex};
+use super::protocol::{Nodes, hex, maybe_hex};
 use super::token::Secret;
 
 /// Version of the state's shape.
@@ -67,6 +67,9 @@ pub struct SavedJob {
     /// The ranks that join here, with a parent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ranks: Option<RankRange>,
+    /// The rank there that all of them are together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub child: Option<u32>,
     /// Ranks that held the others up.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lost: Vec<u8>,
@@ -87,6 +90,9 @@ pub struct SavedGeneration {
     pub members: Vec<SavedMember>,
     /// Those that said that they are done.
     pub left: u64,
+    /// Who stands behind the ranks of the root, if some are nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nodes: Option<Nodes>,
 }
 
 /// One rank of a generation.
@@ -287,6 +293,7 @@ impl Work<'_> {
             addresses,
             left: saved.left,
             nonce: saved.nonce,
+            nodes: saved.nodes.clone(),
         }
     }
 
@@ -300,7 +307,8 @@ impl Work<'_> {
             window: entry.window.into(),
             memory: if entry.is_shared() { MemoryKind::Shared } else { MemoryKind::Reserved },
             parent: saved.parent.clone(),
-            ranks: saved.ranks,
+            ranks: saved.ranks.filter(|_| saved.child.is_none()),
+            child: saved.child,
             ..JobConfig::new(&saved.name, entry.world.into())
         };
         let key = saved.key.as_deref().and_then(read_digest).map(Secret::of_digest);
@@ -351,6 +359,7 @@ impl Work<'_> {
                 on_failure: FailurePolicy::Abort,
                 parent: None,
                 ranks: None,
+                child: None,
                 lost: Vec::new(),
                 generations: Vec::new(),
             };
@@ -362,6 +371,7 @@ impl Work<'_> {
                 left: 0,
                 nonce: 0,
                 attempts: vec![None; ranks.len()],
+                nodes: None,
             });
             self.membership.jobs.insert(number, job);
             self.note(format!(
@@ -382,8 +392,8 @@ impl Work<'_> {
         job.access = config.access.unwrap_or(Access::Open);
         job.timeout = config.timeout_seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         job.policy = config.on_failure;
-        let goes = job.parent.map(|parent| (parent.address, parent.ranks));
-        let asked = config.parent_address().zip(config.ranks);
+        let goes = job.parent.map(|parent| (parent.address, (parent.ranks, parent.child.map(u32::from))));
+        let asked = config.parent_address().zip(config.ranks_here().map(|ranks| (ranks, config.child)));
         let entry = job.entry;
         let fields = [
             ("world", config.world, entry.world.into()),
@@ -455,6 +465,7 @@ impl Membership {
             on_failure: job.policy,
             parent: job.parent.map(|parent| parent.address.to_string()),
             ranks: job.parent.map(|parent| parent.ranks),
+            child: job.parent.and_then(|parent| parent.child).map(u32::from),
             lost: job.lost.clone(),
             generations: job.running.iter().chain(&job.previous).map(saved).collect(),
         });
@@ -481,6 +492,7 @@ fn saved(generation: &Generation) -> SavedGeneration {
             .map(|(address, attempt)| SavedMember { address: *address, attempt: *attempt })
             .collect(),
         left: generation.left,
+        nodes: generation.nodes.clone(),
     }
 }
 

@@ -205,6 +205,7 @@ impl History {
                     layout: None,
                     attempt,
                     below: None,
+                    members: None,
                 };
                 if let Ok(entered) = self.control.enter(NAMES[name], &request, peer(rank), entropy) {
                     self.waits.push((NAMES[name], request, entered));
@@ -391,6 +392,7 @@ proptest! {
             lock(&history.machine).truth[number] = (entry, vec![RankEntry::default(); world]);
         }
         let job = SavedJob {
+            child: None,
             name: "a".into(),
             number: kept,
             entry: "00".repeat(size_of::<JobEntry>()),

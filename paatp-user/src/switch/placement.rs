@@ -210,6 +210,7 @@ mod tests {
                 layout: None,
                 attempt: None,
                 below: None,
+                members: None,
             };
             let entropy = Entropy { generation: 77, nonce: 1 };
             let address = [10, 0, 0, rank as u8].into();

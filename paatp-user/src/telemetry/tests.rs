@@ -119,6 +119,7 @@ impl Case {
             layout: None,
             attempt: None,
             below: None,
+            members: None,
         };
         let entropy = Entropy { generation, nonce: 1 };
         let address = std::net::IpAddr::from([10, 0, 0, rank as u8]);
@@ -402,6 +403,7 @@ fn a_look_reads_a_bounded_number_of_slots() {
             layout: None,
             attempt: None,
             below: None,
+            members: None,
         };
         let entropy = Entropy { generation: 1 + number, nonce: 1 };
         let joined =

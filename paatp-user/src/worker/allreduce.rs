@@ -109,7 +109,7 @@ pub fn allreduce(args: &Allreduce) -> Result<Report, AllreduceError> {
     }
     let mut io = Io::open(args.io, socket, buffers)?;
     let settings = Settings { timeout: args.timeout, linger: args.timeout, ..Settings::default() };
-    let membership = membership(&grant, args.rank);
+    let membership = membership(&grant, args.rank)?;
     let controller = args.controller.controller(&membership);
     let mut worker = Worker::with_controller(membership, settings, controller)?;
     let clock = Clock::default();
@@ -153,8 +153,14 @@ fn why(server: &Server, args: &Allreduce, generation: u32, error: &OperationErro
         .flatten()
 }
 
-fn membership(grant: &Grant, rank: u8) -> Membership {
-    Membership {
+/// # Errors
+/// If what is told of other nodes has no place for this rank.
+fn membership(grant: &Grant, rank: u8) -> Result<Membership, MembershipError> {
+    let seating = grant
+        .nodes
+        .as_ref()
+        .map(|nodes| nodes.seating(rank, grant.world).ok_or(MembershipError::Seating { rank }));
+    Ok(Membership {
         job: grant.job,
         generation: grant.generation,
         nonce: grant.nonce,
@@ -163,7 +169,8 @@ fn membership(grant: &Grant, rank: u8) -> Membership {
         lanes: grant.lanes,
         window: grant.window,
         slots: grant.slots,
-    }
+        seating: seating.transpose()?,
+    })
 }
 
 /// Shows what is waited for before the all-reduce, on a terminal only.

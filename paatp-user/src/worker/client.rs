@@ -106,6 +106,7 @@ pub fn join(
             layout: Some(layout.to_owned()),
             attempt,
             below: None,
+            members: None,
         };
         sign.suspend(|| info!(aggregator = %endpoint, job, rank, "joining"));
         let error = match server.ask(Method::POST, &path, Some(&request), left + GRACE) {

@@ -305,6 +305,7 @@ fn run(kind: Kind, values: &[f32]) -> Result<Sample> {
         lanes: grant.lanes,
         window: grant.window,
         slots: grant.slots,
+        seating: None,
     };
     let settings = Settings { timeout: TIMEOUT, linger: TIMEOUT, ..Settings::default() };
     let mut worker = Worker::new(membership, settings)?;

@@ -71,6 +71,7 @@ fn node(jobs: usize, world: u32) -> Membership {
                 layout: None,
                 attempt: None,
                 below: None,
+                members: None,
             };
             let entropy = Entropy { generation: 1, nonce: 1 };
             let joined =

@@ -179,7 +179,7 @@ mod tests {
             marked[ETHERNET_BYTES + 1] |= if v6 { CE << 4 } else { CE };
             assert!(headers.is_marked(&marked) && !headers.is_marked(&[]));
             let mut frame = Frame::new(&mut bytes[..length]);
-            let layout = match parse(&frame, length as u32, &node(remote)) {
+            let layout = match parse(&frame, length as u32, &node(remote), 0) {
                 Parsed::Ours(layout, arrival) => {
                     assert!(!arrival.congested);
                     layout
