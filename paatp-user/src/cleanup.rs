@@ -9,6 +9,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
+use nix::unistd::geteuid;
 use paatp_common::layout::LAYOUT;
 use serde::Serialize;
 use thiserror::Error;
@@ -26,6 +27,11 @@ const SCHEMA_VERSION: u32 = 1;
 /// The command cannot be done.
 #[derive(Debug, Error)]
 pub enum CleanupError {
+    /// Folders of root cannot be looked into.
+    #[error(
+        "what `paatp run` leaves belongs to root, and others cannot even see all of it; run this with sudo"
+    )]
+    NotRoot,
     /// Something could not be removed.
     #[error("{} of {} could not be removed; the list above says why", .0, .1)]
     Left(usize, usize),
@@ -143,6 +149,14 @@ struct Search<'a> {
     only: Option<String>,
     remove: bool,
     items: Vec<Item>,
+}
+
+/// Whether what is found can be trusted: who cannot look into a folder finds nothing in it.
+///
+/// # Errors
+/// If this is not root.
+pub fn may_look() -> Result<(), CleanupError> {
+    if geteuid().is_root() { Ok(()) } else { Err(CleanupError::NotRoot) }
 }
 
 /// Finds what was left behind and, unless it is a dry run, removes it.

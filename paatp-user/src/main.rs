@@ -116,6 +116,7 @@ fn man(args: &Man) -> Result<(), Failure> {
 }
 
 fn clean(args: &Cleanup) -> Result<(), Failure> {
+    cleanup::may_look()?;
     let report = cleanup::run(args);
     let text = if args.json { report.json()? } else { report.to_string() };
     let _ = std::io::stdout().lock().write_all(text.as_bytes());

@@ -1,7 +1,8 @@
 //! `paatp job`: manages the jobs of a running aggregator.
 
-use std::io;
-use std::path::PathBuf;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -65,6 +66,15 @@ pub enum JobError {
         detail: String,
     },
     /// The key cannot be kept.
+    #[error("no key can be written to {path}, so no job was created; name a new file with --key-file")]
+    KeyFile {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The key of a job that was created could not be written.
     #[error(
         "job `{job}` was created, but its key cannot be written to {path}; delete the job and create it again with another --key-file"
     )]
@@ -77,6 +87,33 @@ pub enum JobError {
         #[source]
         source: io::Error,
     },
+}
+
+/// The file of a key that is not known yet; it goes if none comes.
+struct KeyFile<'a> {
+    path: &'a Path,
+    file: Option<File>,
+}
+
+impl KeyFile<'_> {
+    fn make(path: &Path) -> Result<KeyFile<'_>, JobError> {
+        match token::new_file(path) {
+            Ok(file) => Ok(KeyFile { path, file: Some(file) }),
+            Err(source) => Err(JobError::KeyFile { path: path.to_owned(), source }),
+        }
+    }
+
+    fn keep(mut self, key: &str) -> io::Result<()> {
+        self.file.take().map_or(Ok(()), |mut file| writeln!(file, "{key}"))
+    }
+}
+
+impl Drop for KeyFile<'_> {
+    fn drop(&mut self) {
+        if self.file.is_some() {
+            let _ = fs::remove_file(self.path);
+        }
+    }
 }
 
 /// `--json`: an answer with the version of its shape.
@@ -178,15 +215,18 @@ impl Api {
             child: create.child,
             ..JobConfig::new(&create.name, create.world)
         };
+        // Before there is a job whose key nobody would have.
+        let key_file = create.key_file.as_deref().map(KeyFile::make).transpose()?;
         let body = self.ask(Method::POST, "/v1/jobs", Some(&config))?;
         let mut created: Created = self.read(201, &body)?;
         // It is for the file alone.
         let key = created.key.take();
         let mut words = format!("created job {} (number {})\n", created.status.name, created.status.job);
-        if let (Some(path), Some(key)) = (&create.key_file, &key) {
-            token::write_new(path, key).map_err(|source| JobError::Key {
+        if let (Some(file), Some(key)) = (key_file, &key) {
+            let path = file.path;
+            file.keep(key).map_err(|source| JobError::Key {
                 job: create.name.clone(),
-                path: path.clone(),
+                path: path.to_owned(),
                 source,
             })?;
             words.push_str(&format!("its key is in {}: workers join with --token-file\n", path.display()));

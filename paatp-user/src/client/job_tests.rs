@@ -16,7 +16,7 @@ struct Bench {
 impl Bench {
     fn new(server: ControlServer) -> Bench {
         let folder = tempfile::tempdir().unwrap_or_else(|error| panic!("{error}"));
-        assert!(std::fs::write(folder.path().join("token"), TOKEN).is_ok());
+        assert!(fs::write(folder.path().join("token"), TOKEN).is_ok());
         Bench { server, folder }
     }
 
@@ -49,9 +49,9 @@ fn jobs_are_created_shown_changed_and_deleted() {
     let words = bench.run(&format!("create train --world 4 --timeout 5s --key-file {key}"));
     let words = words.unwrap_or_else(|error| panic!("{error}"));
     assert!(words.contains("created job train (number 1)") && words.contains(&key), "{words}");
-    let secret = std::fs::read_to_string(&key).unwrap_or_default();
+    let secret = fs::read_to_string(&key).unwrap_or_default();
     assert_eq!(secret.trim().len(), 64);
-    assert_eq!(std::fs::metadata(&key).map(|file| file.mode() & 0o777).ok(), Some(0o600));
+    assert_eq!(fs::metadata(&key).map(|file| file.mode() & 0o777).ok(), Some(0o600));
     let list = bench.run("list").unwrap_or_default();
     assert!(list.starts_with("NAME   NUMBER  STATE") && list.contains("train  1       idle   4"), "{list}");
     let shown = bench.run("show train").unwrap_or_default();
@@ -90,14 +90,16 @@ fn refusals_are_told() {
     assert!(refused("create pair --world 2").contains("job `pair` exists"));
     assert!(refused("sync pair asp --quorum 3").contains("1 to 2 ranks"));
     assert!(refused("create big --world 2 --slots 8192").contains("at most 3840 are"));
-    assert!(
-        std::fs::write(bench.folder.path().join("token"), "another token, wrong".replace(' ', "-")).is_ok()
-    );
+    assert!(fs::write(bench.folder.path().join("token"), "another token, wrong".replace(' ', "-")).is_ok());
     assert!(refused("delete pair").contains("that token opens nothing here"));
-    // A key that cannot be kept is an error that names job and file.
-    assert!(std::fs::write(bench.folder.path().join("token"), TOKEN).is_ok());
+    // Where its key cannot be kept no job is made; and where none is made, no file stays.
+    assert!(fs::write(bench.folder.path().join("token"), TOKEN).is_ok());
     let message = refused("create keyed --world 2 --key-file /nonexistent/key");
-    assert!(message.contains("`keyed` was created") && message.contains("/nonexistent/key"), "{message}");
+    assert!(message.contains("no job was created") && message.contains("/nonexistent/key"), "{message}");
+    assert!(!bench.run("list").unwrap_or_default().contains("keyed"));
+    let key = bench.path("spare");
+    assert!(refused(&format!("create pair --world 2 --key-file {key}")).contains("job `pair` exists"));
+    assert!(!Path::new(&key).exists());
 }
 
 #[test]
@@ -116,8 +118,8 @@ fn certificate(folder: &Path) -> (PathBuf, PathBuf) {
     let made = rcgen::generate_simple_self_signed(vec!["127.0.0.1".into()]);
     let made = made.unwrap_or_else(|error| panic!("{error}"));
     let (certificate, key) = (folder.join("cert.pem"), folder.join("key.pem"));
-    assert!(std::fs::write(&certificate, made.cert.pem()).is_ok());
-    assert!(std::fs::write(&key, made.signing_key.serialize_pem()).is_ok());
+    assert!(fs::write(&certificate, made.cert.pem()).is_ok());
+    assert!(fs::write(&key, made.signing_key.serialize_pem()).is_ok());
     (certificate, key)
 }
 

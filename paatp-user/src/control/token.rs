@@ -185,11 +185,19 @@ fn make(path: &Path, token: &str) -> io::Result<()> {
 ///
 /// # Errors
 /// If there is such a file, or it cannot be written.
-pub fn write_new(path: &Path, secret: &str) -> io::Result<()> {
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+fn write_new(path: &Path, secret: &str) -> io::Result<()> {
+    writeln!(new_file(path)?, "{secret}")
+}
+
+/// A new file of mode 0600.
+///
+/// # Errors
+/// If there is such a file, or it cannot be made.
+pub fn new_file(path: &Path) -> io::Result<File> {
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
     // Whatever the umask left out.
     file.set_permissions(fs::Permissions::from_mode(0o600))?;
-    writeln!(file, "{secret}")
+    Ok(file)
 }
 
 #[cfg(test)]

@@ -125,7 +125,7 @@ pub fn allreduce(args: &Allreduce) -> Result<Report, AllreduceError> {
         job: args.job.clone(),
         rank: args.rank,
         hint: trouble
-            .map(|kind| drive::trouble_in_words(kind, path.aggregator))
+            .map(|error| drive::trouble_in_words(&error, path.aggregator))
             .or_else(|| why(&server, args, grant.generation, &source)),
         source,
     })?;

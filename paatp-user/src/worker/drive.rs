@@ -46,7 +46,7 @@ pub struct Outcome {
     /// Every rank had everything when this one left.
     pub complete: bool,
     /// The last error that the network reported.
-    pub trouble: Option<io::ErrorKind>,
+    pub trouble: Option<io::Error>,
 }
 
 /// The transport's clock: monotonic, from the driver's start.
@@ -102,7 +102,7 @@ struct Loop<'a, D> {
     driver: &'a mut D,
     path: Path,
     clock: Clock,
-    trouble: Option<io::ErrorKind>,
+    trouble: Option<io::Error>,
 }
 
 /// Runs the one operation that was queued, then leaves: also after a failure, for the other ranks may have to learn of it
@@ -208,7 +208,7 @@ impl<D: Driver> Loop<'_, D> {
             return Ok(());
         }
         if is_network_trouble(&error) {
-            self.trouble = Some(error.kind());
+            self.trouble = Some(error);
             return Ok(());
         }
         Err(DriveError::Socket(error))
@@ -245,8 +245,22 @@ fn is_network_trouble(error: &io::Error) -> bool {
 
 /// What an error that the network reported means, and what to look at.
 #[must_use]
-pub fn trouble_in_words(kind: io::ErrorKind, aggregator: IpAddr) -> String {
-    match kind {
+pub fn trouble_in_words(error: &io::Error, aggregator: IpAddr) -> String {
+    // Kinds have no name for these two.
+    match error.raw_os_error() {
+        Some(libc::EMSGSIZE) => {
+            return format!(
+                "packets are too long for the way to {aggregator}: see its MTU with `ip route get {aggregator}` and `ip link`, and raise it, or lower the job's lanes"
+            );
+        }
+        Some(libc::ENOBUFS) => {
+            return format!(
+                "this host had no room to send packets to {aggregator}, or an interface on the way has a smaller MTU; see `ip -s link` and the MTU of all interfaces on the way"
+            );
+        }
+        _ => {}
+    }
+    match error.kind() {
         io::ErrorKind::ConnectionRefused => format!(
             "{aggregator} answered that nobody takes packets at the port: they reached its network stack instead of \
              the XDP program; is `paatp run` attached to the interface that they arrive on?"
@@ -260,7 +274,7 @@ pub fn trouble_in_words(kind: io::ErrorKind, aggregator: IpAddr) -> String {
             "a firewall on this host or on the way forbids the packets; allow UDP to the aggregator's ports"
                 .into()
         }
-        other => format!("the network reported: {other}"),
+        _ => format!("the network reported: {error}"),
     }
 }
 
@@ -279,7 +293,15 @@ mod tests {
     #[test]
     fn trouble_has_advice() {
         let aggregator = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
-        let text = trouble_in_words(io::ErrorKind::ConnectionRefused, aggregator);
-        assert!(text.contains("10.0.0.1") && text.contains("paatp run"), "{text}");
+        let text = |number| trouble_in_words(&io::Error::from_raw_os_error(number), aggregator);
+        for (number, words) in [
+            (libc::ECONNREFUSED, "paatp run"),
+            (libc::EHOSTUNREACH, "ip route get"),
+            (libc::EMSGSIZE, "lower the job's lanes"),
+            (libc::ENOBUFS, "MTU"),
+        ] {
+            assert!(text(number).contains("10.0.0.1") && text(number).contains(words), "{}", text(number));
+        }
+        assert!(text(libc::EPROTO).contains("Protocol error"));
     }
 }
