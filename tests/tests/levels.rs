@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is the failure report here")]
 
+use nix::sys::signal::Signal;
 use paatp_common::Event;
 use paatp_tests::gradients::{real, synthetic};
 use paatp_tests::job::run;
@@ -97,7 +98,7 @@ fn a_racks_daemon_is_killed_in_the_middle() {
     if !require_bpf("levels::a_racks_daemon_is_killed_in_the_middle") {
         return;
     }
-    let inputs = synthetic(RACK * RACKS, 6, &[(Dtype::F32, 700_000)], 1.0);
+    let inputs = synthetic(RACK * RACKS, 6, &[(Dtype::F32, 2_000_000)], 1.0);
     let expected = one_level(&inputs, Family::V4);
     let mut bench = Racks::new(Family::V4, "--levels").unwrap();
     let (commands, workers) = bench.spawn(&inputs).unwrap();
@@ -105,8 +106,11 @@ fn a_racks_daemon_is_killed_in_the_middle() {
         Ok(bench.counters(0).unwrap().noted(Event::Completions) > 200)
     })
     .unwrap();
+    // Without this rank it cannot end before the daemon is killed.
+    workers[7].signal(Signal::SIGSTOP).unwrap();
     let before = bench.counters(0).unwrap().noted(Event::Completions);
     bench.restart_the_first().unwrap();
+    workers[7].signal(Signal::SIGCONT).unwrap();
     assert_eq!(bench.finish(&commands, workers).unwrap().digests, expected);
     assert!(
         bench.counters(0).unwrap().noted(Event::Completions) > before,
@@ -187,7 +191,9 @@ fn f22_loss_and_a_killed_daemon() {
         Ok(bench.counters(0).unwrap().noted(Event::Completions) > 100)
     })
     .unwrap();
+    workers[7].signal(Signal::SIGSTOP).unwrap();
     bench.restart_the_first().unwrap();
+    workers[7].signal(Signal::SIGCONT).unwrap();
     assert_eq!(bench.finish(&commands, workers).unwrap().digests, expected);
     for disturbance in of_workers.iter().chain(&of_racks) {
         for direction in [Direction::Egress, Direction::Ingress] {

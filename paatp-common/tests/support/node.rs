@@ -193,7 +193,8 @@ impl OwnedNode {
     /// One frame through the node, as the XDP program treats it.
     pub fn frame(&mut self, frame: &mut Vec<u8>) -> Verdict {
         let length = frame.len() as u32;
-        let (layout, arrival) = match frame::parse(&Frame::new(frame), length, &self.node, 0) {
+        let relayed = if self.levels { MAX_RANKS as u16 } else { 0 };
+        let (layout, arrival) = match frame::parse(&Frame::new(frame), length, &self.node, relayed) {
             Parsed::NotOurs => {
                 self.counters.note(Event::Passed);
                 return Verdict::Pass;
