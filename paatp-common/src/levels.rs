@@ -259,11 +259,16 @@ impl Above {
         }
     }
 
-    /// Lowest acknowledgement of all ranks, or less.
+    /// Lowest acknowledgement of all ranks, or less, where that of this node's ranks is `own`. It is not above that,
+    /// whatever was forged. Nor is it more than a window W below, whatever news got lost: result k holds a contribution of
+    /// every rank, and none contributes k without all results up to k − W (protocol-rules F5).
     #[inline(always)]
     #[must_use]
-    pub fn min_ack(&self, generation: u32) -> Seq {
-        Seq(self.min_ack.get(generation))
+    pub fn floor(&self, generation: u32, own: Seq, window: u16) -> Seq {
+        let told = i64::from(Seq(self.min_ack.get(generation)).since(own) as i32);
+        // The lower of both, without a branch.
+        let told = own.plus((told as u64 & negative(told)) as u32);
+        later(own.minus(window.into()), told)
     }
 
     /// What is known. For an answer without the result of `want`: a chunk below p_min is complete at the root, which does
@@ -458,6 +463,21 @@ mod tests {
             }
             let told = above.report(7, Seq(at(100)));
             assert_eq!((told.min_ack, told.low, told.high), (Seq(at(16)), Seq(at(16)), Seq(at(16))));
+        }
+    }
+
+    /// Neither a lie nor silence of the parent moves the ring from where a node's own ranks are.
+    #[test]
+    fn a_ring_is_given_out_within_a_window_of_the_own_ranks() {
+        let above = Above::default();
+        for start in [100, 5, u32::MAX - 4] {
+            let at = |n: i32| Seq(start).plus(n as u32);
+            for (told, floor) in [(0, 0), (-3, -3), (-8, -8), (-9, -8), (-4000, -8), (1, 0), (64, 0)] {
+                above.min_ack.set(7, at(told).0);
+                assert_eq!(above.floor(7, at(0), 8), at(floor), "{told} from {start}");
+            }
+            // Nothing of the generation that runs.
+            assert_eq!(above.floor(9, Seq(3), 8), Seq(0));
         }
     }
 

@@ -8,13 +8,14 @@ mod seats;
 #[path = "racks/tree.rs"]
 mod tree;
 
-use common::{FAIR, Net, Random, Shape, Weather};
+use common::{FAIR, GENERATION, Net, Random, Shape, Weather};
 use paatp_common::counter::Event as Counted;
 use paatp_common::policy::{Mode, Policy, Staleness};
+use paatp_common::wire::{Chunk, Header, Kind, Request};
 use paatp_common::{Refusal, Seq};
 use paatp_transport::{Event, OperationError, Reduction, Tensor, Time, Values};
 use proptest::prelude::*;
-use tree::{Naming, Plan, Tree};
+use tree::{Naming, Place, Plan, Tree};
 
 /// Values of all sizes, some of them not a multiple of a chunk.
 fn tensors(seed: u64, rank: u8) -> Vec<Tensor> {
@@ -216,6 +217,97 @@ fn f22_a_ring_of_two_windows_is_long_enough() {
     for worker in &net.workers {
         assert_eq!(worker.statistics().busy, 0, "{:?}", worker.statistics());
     }
+}
+
+/// An answer without a result of the root to its rank 0, that tells this min_ack.
+fn answer(min_ack: Seq) -> Header {
+    let request = Request {
+        kind: Kind::Pull,
+        flags: 0,
+        job: 0,
+        worker: 0,
+        generation: GENERATION,
+        seq: Seq(0),
+        want: min_ack,
+        ack: Seq(0),
+        progress: Seq(0),
+        token: 0,
+        bitmap: 0,
+        tag: 0,
+        chunk: Chunk::default(),
+        next_exponent: 0,
+        attempt: 0,
+    };
+    let mut header = request.encode();
+    header.set_kind(Kind::Answer);
+    header.seal();
+    header
+}
+
+/// F13: a forged answer that tells of more acknowledgements than there are must not stop a node for good: its ring would be
+/// given out for chunks to come, and those before counted as over.
+#[test]
+fn f13_a_forged_min_ack_stops_no_node() {
+    for seed in 0..4 {
+        let weather = Weather { loss: 0.05, jitter: 30, ..FAIR };
+        let mut net = Tree::with_names(shape(8), &two_racks(), Naming::Nodes, weather, seed);
+        contribute(&mut net, seed, Reduction::Sum);
+        net.run(3_000_000, |net| net.workers[0].chunks().0 > 5);
+        let acked = (0..4).map(|rank| net.sites[1].reached(rank).acked);
+        let floor = acked.reduce(|least, acked| if acked.is_before(least) { acked } else { least }).unwrap();
+        net.forge(Place::Site(0), 1, 1, answer(floor.plus(64)).as_bytes().to_vec());
+        assert_eq!(finish(&mut net), expected(shape(8), seed, Reduction::Sum));
+    }
+}
+
+/// The ring moves on although what the root told is lost: that a node's own ranks have acknowledged a chunk proves enough.
+#[test]
+fn f22_a_ring_needs_no_news() {
+    for (window, slots) in [(1, 2), (8, 16), (8, 64)] {
+        let shape = Shape { world: 8, lanes: 64, window, slots };
+        let weather = Weather { loss: 0.05, jitter: 30, ..FAIR };
+        let mut net = Tree::with_names(shape, &two_racks(), Naming::Nodes, weather, 6);
+        net.forgetful = true;
+        contribute(&mut net, 6, Reduction::Sum);
+        net.run_until_events(2, 3_000_000);
+        assert_eq!(net.results(), expected(shape, 6, Reduction::Sum));
+    }
+}
+
+/// What comes to a node as an answer is its parent's, to the job's rank there, at the port of a rank that there is.
+#[test]
+fn f22_answers_of_others_are_dropped() {
+    let mut net = Tree::with_names(shape(8), &two_racks(), Naming::Nodes, FAIR, 7);
+    contribute(&mut net, 7, Reduction::Sum);
+    net.run(3_000_000, |net| net.workers[0].chunks().0 > 5);
+    let (good, root) = (answer(Seq(0)), Place::Site(0));
+    let other = |change: fn(&mut Header)| {
+        let mut header = good;
+        change(&mut header);
+        header.seal();
+        header
+    };
+    let cases = [
+        (Place::Rank(5), 1, good, Refusal::ForeignAddress),
+        (Place::Rank(0), 1, good, Refusal::ForeignAddress),
+        (Place::Site(2), 1, good, Refusal::ForeignAddress),
+        // Where requests come to, and behind the last rank.
+        (root, 0, good, Refusal::UnknownWorker),
+        (root, 5, good, Refusal::UnknownWorker),
+        (root, 64, good, Refusal::UnknownWorker),
+        (root, u16::MAX, good, Refusal::UnknownWorker),
+        (root, 1, other(|header| header.set_worker(1)), Refusal::UnknownWorker),
+        (root, 1, other(|header| header.set_job(9)), Refusal::UnknownJob),
+        (root, 1, other(|header| header.set_job(u16::MAX)), Refusal::UnknownJob),
+        (root, 1, other(|header| header.set_generation(5)), Refusal::OldGeneration),
+        (root, 1, other(|header| header.set_lanes(65)), Refusal::BadLanes),
+    ];
+    for (from, port, header, refusal) in cases {
+        let before = net.sites[1].memory.counters.refused(refusal);
+        net.forge(from, 1, port, header.as_bytes().to_vec());
+        net.run(100_000, |net| net.sites[1].memory.counters.refused(refusal) > before);
+    }
+    assert_eq!(finish(&mut net), expected(shape(8), 7, Reduction::Sum));
 }
 
 /// Whoever waits is told whom for: the rank, if it is of the own node; otherwise the nodes that lack one.

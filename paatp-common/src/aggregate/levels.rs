@@ -63,16 +63,17 @@ fn child_of_request<M: Machine>(machine: &mut M) -> u8 {
     child(machine, number)
 }
 
-/// Lowest acknowledgement of all ranks that the ring's places are given out by. Where all ranks here are one at the
-/// parent it is the root's word: a redo, which ranks of other nodes may ask for, needs the slots of the chunks that they
-/// have not acknowledged.
+/// Lowest acknowledgement of all ranks that the ring's places are given out by, where that of the ranks here is `own`.
+/// Where these are one at the parent it is the root's word, within what `own` proves ([`crate::levels::Above::floor`]): a redo, which
+/// ranks of other nodes may ask for, needs the slots of the chunks that they have not acknowledged.
 #[inline(always)]
 pub(super) fn floor<M: Machine>(machine: &mut M, who: &Admitted<M::JobRef>, own: Seq) -> Seq {
     if !rises(machine, who) || child_of_request(machine) == 0 {
         return own;
     }
     let (number, generation) = (machine.header().job(), machine.header().generation());
-    machine.above(number).map_or(own, |above| above.min_ack(generation))
+    let window = machine.job(who.job).window;
+    machine.above(number).map_or(own, |above| above.floor(generation, own, window))
 }
 
 /// Contributors of a result of this node, whose slot has these bits.

@@ -131,6 +131,8 @@ pub struct Tree {
     pub damage: f64,
     /// So many datagrams that go up are lost.
     pub lose_upwards: u64,
+    /// Lower nodes keep nothing of what their parent tells: two CPUs that write at once may lose it.
+    pub forgetful: bool,
     left: Vec<Option<bool>>,
     silent: Vec<bool>,
     homes: Vec<usize>,
@@ -243,6 +245,7 @@ impl Tree {
             events: (0..world).map(|_| Vec::new()).collect(),
             damage: 0.0,
             lose_upwards: 0,
+            forgetful: false,
             left: vec![None; world],
             silent: vec![false; world],
             homes: plan.homes.clone(),
@@ -259,6 +262,12 @@ impl Tree {
     /// From now on a rank neither sends nor hears.
     pub fn silence(&mut self, rank: usize) {
         self.silent[rank] = true;
+    }
+
+    /// Somebody sends a datagram in another one's name, to a port of a site.
+    pub fn forge(&mut self, from: Place, site: usize, port: u16, datagram: Vec<u8>) {
+        let ports = Ports { from: REQUESTS, to: port };
+        self.post(self.now, Flight::To(from, Place::Site(site), ports, datagram));
     }
 
     fn post(&mut self, at: u64, flight: Flight) {
@@ -338,6 +347,9 @@ impl Tree {
                 let site = &mut self.sites[index];
                 if self.random.chance(self.damage) {
                     site.memory.damage(&mut self.random);
+                }
+                if self.forgetful {
+                    site.above[site.number] = Above::default();
                 }
                 if let Some((to, ports)) = site.handle(from, ports, &mut datagram) {
                     self.throw(Place::Site(index), to, ports, &datagram);
