@@ -310,6 +310,39 @@ fn f22_answers_of_others_are_dropped() {
     assert_eq!(finish(&mut net), expected(shape(8), 7, Reduction::Sum));
 }
 
+/// Ranks of two nodes that do different things are told who disagrees with them: the other node's, not their own.
+#[test]
+fn f22_those_who_disagree_are_named() {
+    let plan = Plan { parents: vec![None, Some(0), Some(0), Some(0)], homes: vec![1, 1, 2, 2, 3, 3, 0] };
+    let mut told = 0;
+    for seed in 0..8 {
+        let weather = Weather { jitter: 200, ..FAIR };
+        let mut net = Tree::with_names(shape(7), &plan, Naming::Nodes, weather, seed);
+        // Numbers go by the root's seats: its own rank is the first.
+        let numbers: Vec<u16> = net.workers.iter().map(|worker| worker.membership().number()).collect();
+        for (rank, worker) in net.workers.iter_mut().enumerate() {
+            let reduction = if rank < 4 { Reduction::Sum } else { Reduction::Max };
+            let values = Values::F32(vec![1.0; 700]);
+            worker.all_reduce(Time(net.now), reduction, vec![Tensor { name: "w".into(), values }]);
+        }
+        net.run_until_events(1, 1_000_000);
+        for (rank, events) in net.events.iter().enumerate() {
+            let Event::Failed { error: OperationError::Aborted { reason, ranks, .. }, .. } = &events[0]
+            else {
+                continue;
+            };
+            assert_eq!(*reason, Refusal::Mismatch);
+            told += 1;
+            let same = |other: &u16| {
+                let other = numbers.iter().position(|number| number == other).unwrap();
+                (other < 4) == (rank < 4)
+            };
+            assert!(!ranks.is_empty() && !ranks.iter().any(same), "rank {rank} of {numbers:?}: {ranks:?}");
+        }
+    }
+    assert!(told > 8, "{told}");
+}
+
 /// Whoever waits is told whom for: the rank, if it is of the own node; otherwise the nodes that lack one.
 #[test]
 fn f22_the_missing_are_named() {

@@ -64,8 +64,8 @@ fn child_of_request<M: Machine>(machine: &mut M) -> u8 {
 }
 
 /// Lowest acknowledgement of all ranks that the ring's places are given out by, where that of the ranks here is `own`.
-/// Where these are one at the parent it is the root's word, within what `own` proves ([`crate::levels::Above::floor`]): a redo, which
-/// ranks of other nodes may ask for, needs the slots of the chunks that they have not acknowledged.
+/// Where these are one at the parent it is the root's word, within what `own` proves ([`crate::levels::Above::floor`]): a
+/// redo, which ranks of other nodes may ask for, needs the slots of the chunks that they have not acknowledged.
 #[inline(always)]
 pub(super) fn floor<M: Machine>(machine: &mut M, who: &Admitted<M::JobRef>, own: Seq) -> Seq {
     if !rises(machine, who) || child_of_request(machine) == 0 {
@@ -429,15 +429,16 @@ fn hand_down<M: Machine>(machine: &mut M, arrival: Arrival) -> Result<Outcome, R
 }
 
 /// The parent's answer without a result, for a rank that has no name there: as long as ranks of this node are missing it
-/// tells who is here.
+/// tells who is here. (With ABORTED it tells who disagrees, or is lost, which the parent knows.)
 #[inline(always)]
 fn speak_for_both<M: Machine>(machine: &mut M, job: M::JobRef) {
     let header = machine.header();
     let (generation, seq) = (header.generation(), header.seq());
+    let is_aborted = header.status() == Status::Aborted as u8;
     let Some(slot) = machine.slot(slot_index(machine.job(job), seq)) else { return };
     let state = machine.state(slot);
     let is_own = state.holds(generation, seq);
-    let is_up = is_own && (state.is_sent() || state.is_complete());
+    let is_up = is_aborted || is_own && (state.is_sent() || state.is_complete());
     let here = if is_own { state.bits } else { 0 };
     let redo = machine.progress(job).redo(generation);
     let header = machine.header();

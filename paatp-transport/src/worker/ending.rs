@@ -129,12 +129,17 @@ impl Worker {
 
     /// Other ranks that have not contributed to a chunk, as an answer tells them.
     fn absent(&self, present: Present) -> Vec<u16> {
+        self.others_of(Present { bitmap: !present.bitmap, ..present })
+    }
+
+    /// The ranks of a bitmap but for this one, and those that it has its bit in common with.
+    pub(super) fn others_of(&self, present: Present) -> Vec<u16> {
         let (names, own) = if present.above {
             (self.contributors.names, self.membership.seat())
         } else {
             (self.membership.here(), self.membership.rank)
         };
-        names.ranks(!present.bitmap & !(1 << own))
+        names.ranks(present.bitmap & !(1 << own))
     }
 
     /// The slowest rank of all, or those among whom it is.

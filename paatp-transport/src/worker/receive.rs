@@ -1,6 +1,7 @@
 //! What an answer changes.
 
 use alloc::string::String;
+use alloc::vec::Vec;
 
 use paatp_common::Refusal;
 use paatp_common::limits::MAX_ATTEMPTS;
@@ -361,7 +362,7 @@ impl Worker {
             return;
         }
         if !entry.restart(attempt) {
-            return self.abort_for(position, Refusal::TooManyAttempts, 0);
+            return self.abort_for(position, Refusal::TooManyAttempts, Vec::new());
         }
         if entry.wish == Wish::Refused {
             entry.wish = Wish::Idle;
@@ -665,12 +666,14 @@ impl Worker {
     /// The aggregator will not take this rank's contribution, or knows that the chunk will never be complete.
     fn abort(&mut self, position: u64, answer: &Answer) {
         let reason = Refusal::ALL.get(usize::from(answer.attempt)).copied();
-        let bitmap = if let Body::Pending { bitmap, .. } = answer.body { bitmap } else { 0 };
-        self.abort_for(position, reason.unwrap_or(Refusal::Mismatch), bitmap);
+        let ranks = match answer.body {
+            Body::Pending { bitmap, above, .. } => self.others_of(Present { bitmap, above }),
+            Body::Result { .. } => Vec::new(),
+        };
+        self.abort_for(position, reason.unwrap_or(Refusal::Mismatch), ranks);
     }
 
-    pub(super) fn abort_for(&mut self, position: u64, reason: Refusal, bitmap: u64) {
-        let ranks = self.membership.here().ranks(bitmap & !(1 << self.membership.rank));
+    pub(super) fn abort_for(&mut self, position: u64, reason: Refusal, ranks: Vec<u16>) {
         let tensor = self.tensor_at(position, 0);
         self.halt(match reason {
             Refusal::DeadRankInRedo => {

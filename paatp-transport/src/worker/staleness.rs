@@ -7,6 +7,7 @@
 //! chunk whose result is here already is *skipped*: nothing is sent, its values are left over.
 
 use alloc::collections::VecDeque;
+use alloc::vec::Vec;
 
 use paatp_common::Refusal;
 use paatp_common::wire::{Chunk, ElementType, Operation as Kind};
@@ -158,14 +159,14 @@ impl Worker {
         let op = self.operations.get(index)?;
         let Step::Chunk(number) = op.step(position) else {
             // The others have no round here.
-            self.abort_for(position, Refusal::Mismatch, 0);
+            self.abort_for(position, Refusal::Mismatch, Vec::new());
             return None;
         };
         let exponent = self.exponent_for(index, position, number)?;
         let piece = op.piece(number)?;
         let chunk = op.chunk(number, piece, exponent)?;
         if (Chunk { root: 0, ..chunk }) != entry.chunk {
-            self.abort_for(position, Refusal::Mismatch, 0);
+            self.abort_for(position, Refusal::Mismatch, Vec::new());
             return None;
         }
         if let Err(error) = op.keep(piece, &mut self.residuals, &mut self.scratch) {
