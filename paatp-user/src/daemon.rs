@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use paatp_common::counter::{Counters, Event, Refusal};
+use paatp_common::limits::MAX_RANKS;
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::signal::unix::Signal;
@@ -59,12 +60,17 @@ pub enum DaemonError {
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The ports do not fit.
-    #[error("--port {port} --ports {ports}: the last UDP port would be above 65535; choose smaller numbers")]
+    #[error(
+        "--port {port} --ports {ports}{}: the last UDP port would be above 65535; choose smaller numbers",
+        if *.levels { " on several levels (--levels, a job with a parent, or a switch), which take 64 more" } else { "" }
+    )]
     Ports {
         /// First port.
         port: u16,
         /// Number of ports.
         ports: u16,
+        /// Answers of parents come to more.
+        levels: bool,
     },
     /// The engine.
     #[error(transparent)]
@@ -142,13 +148,15 @@ pub fn plan(args: &Run, file: &File) -> Result<Plan, DaemonError> {
     };
     let mut list = file.jobs.clone();
     list.extend(args.job());
-    if u32::from(args.port) + u32::from(args.ports) - 1 > u32::from(u16::MAX) {
-        return Err(DaemonError::Ports { port: args.port, ports: args.ports });
-    }
     if let Some(control) = &node.control {
         parse_address(control, args.port)?;
     }
     let jobs = Jobs::of_node(list, &node)?;
+    // Answers to a node that is one rank of its parent's come to a port for each of its ranks.
+    let relayed = if jobs.levels() { MAX_RANKS as u32 } else { 0 };
+    if u32::from(args.port) + u32::from(args.ports) + relayed - 1 > u32::from(u16::MAX) {
+        return Err(DaemonError::Ports { port: args.port, ports: args.ports, levels: jobs.levels() });
+    }
     Ok(Plan { jobs, node, switch })
 }
 
@@ -435,6 +443,8 @@ fn write_counters(path: &Path, counters: &Counters) -> Result<(), DaemonError> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
 
     #[test]
@@ -462,5 +472,23 @@ mod tests {
         assert!(serde_json::from_str::<CounterReport>(&text).is_ok_and(|report| !report.events.is_empty()));
         let nowhere = write_counters(&folder.path().join("no/such"), &Counters::default());
         assert!(matches!(nowhere, Err(DaemonError::Counters { .. })));
+    }
+
+    /// With levels answers of parents come to 64 ports more.
+    #[test]
+    fn ports_end_at_65535() {
+        let plan_of = |line: &str| {
+            let line = format!("paatp run --iface eth0 --job j --world 2 {line}");
+            let cli = crate::cli::Cli::try_parse_from(line.split_whitespace());
+            let Ok(crate::cli::Cli { command: crate::cli::Command::Run(run), .. }) = cli else {
+                panic!("{line}")
+            };
+            plan(&run, &File::default())
+        };
+        assert!(plan_of("--port 65535").is_ok());
+        assert!(matches!(plan_of("--port 65535 --ports 2"), Err(DaemonError::Ports { .. })));
+        assert!(plan_of("--port 65470 --ports 2 --levels").is_ok());
+        let refused = plan_of("--port 65471 --ports 2 --levels").err().map(|error| error.to_string());
+        assert!(refused.is_some_and(|why| why.contains("--levels")));
     }
 }
