@@ -237,3 +237,69 @@ fn f22_nodes_need_all_of_their_ranks() {
     assert_eq!(refused, Some("no_levels"));
     assert!(m.plan_sync("up", Sync::Ssp { staleness: 2, quorum: None }, Some(0)).is_ok());
 }
+
+/// A node with levels that has this job and no other.
+fn root(job: JobConfig) -> Membership {
+    let node = crate::config::NodeConfig { levels: true, ..Default::default() };
+    match Jobs::of_node(vec![job], &node) {
+        Ok(jobs) => Membership::new(&jobs, 20545, 2),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn node(rank: u32, members: u32) -> JoinRequest {
+    JoinRequest { members: Some(members), ..request(rank, members) }
+}
+
+/// F22: ranks that lower nodes join by their own names and nodes that are one rank cannot be in one generation: the lower
+/// nodes would refuse what the root has granted to all. So it is refused before, whoever comes first.
+#[test]
+fn f22_nodes_and_ranks_of_lower_nodes_are_not_mixed() {
+    let join = |m: &mut Membership, request: &JoinRequest, address| {
+        code(m.join(Instant::now(), "up", request, address, RANDOM))
+    };
+    let below = |rank| JoinRequest { below: Some(vec![rank + 1]), ..request(rank, 4) };
+    let mut m = root(config("up", 4));
+    assert_eq!(join(&mut m, &node(0, 40), A), "joined");
+    assert_eq!(join(&mut m, &below(1), B), "no_levels");
+    assert_eq!(join(&mut m, &request(1, 4), B), "joined", "workers may be among nodes");
+    let mut m = root(config("up", 4));
+    assert_eq!(join(&mut m, &below(1), B), "joined");
+    assert_eq!(join(&mut m, &node(0, 40), A), "no_levels");
+    assert_eq!(join(&mut m, &request(0, 4), A), "joined", "and among ranks of lower nodes");
+    // Whoever waited so does no more.
+    assert_eq!(join(&mut m, &node(1, 40), B), "joined", "its own wait is replaced");
+    // Behind one rank of a node there would be many ports.
+    let below = JoinRequest { below: Some(vec![1]), ..request(0, 2) };
+    assert_eq!(join(&mut lower_node(), &below, A), "no_levels");
+    assert_eq!(join(&mut lower(), &JoinRequest { below: Some(vec![5]), ..request(4, 8) }, A), "joined");
+}
+
+/// F22: a quorum cannot slip in between the join of a node and the generation.
+#[test]
+fn f22_no_quorum_while_a_node_waits() {
+    let mut m = root(config("up", 2));
+    assert_eq!(code(m.join(Instant::now(), "up", &node(0, 40), A, RANDOM)), "joined");
+    let refused = m.plan_sync("up", Sync::Quorum { quorum: 1 }, None).err().map(|error| error.code().name());
+    assert_eq!(refused, Some("no_levels"));
+    m.abandon_all();
+    assert!(m.plan_sync("up", Sync::Quorum { quorum: 1 }, None).is_ok());
+}
+
+/// F22: what a restart with another file says of the policy does not shrink a generation with nodes.
+#[test]
+fn f22_a_lost_node_ends_the_generation() {
+    let job = JobConfig { timeout_seconds: Some(10.0), ..config("up", 2) };
+    let (mut m, start) = (root(job), Instant::now());
+    assert_eq!(code(m.join(start, "up", &node(1, 40), A, RANDOM)), "joined");
+    assert_eq!(code(m.join(start, "up", &request(0, 2), B, RANDOM)), "joined");
+    m.jobs.values_mut().for_each(|job| job.policy = FailurePolicy::Shrink);
+    let ranks = [4, 1].map(|contributed| RankProgress { acknowledged: 0, contributed });
+    let progress = ProgressSnapshot { ranks: ranks.into(), min_ack: 0 };
+    let loss = (0..=10).find_map(|second| m.observe(start + Duration::from_secs(second), 0, &progress, 9));
+    let Some(loss) = loss else { panic!("nobody was lost") };
+    assert_eq!((loss.ranks.as_slice(), loss.policy), (&[1][..], FailurePolicy::Abort));
+    assert_eq!((loss.entry.expected, loss.entry.generation != 7), (0b11, true));
+    m.lose(&loss);
+    assert_eq!((m.list()[0].state, m.list()[0].lost_ranks.as_slice()), (JobState::Failed, &[1][..]));
+}

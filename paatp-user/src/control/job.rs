@@ -47,10 +47,19 @@ pub(super) struct Waiter {
     pub(super) address: IpAddr,
     pub(super) layout: Option<String>,
     pub(super) attempt: Option<u64>,
-    /// It is a node, with so many ranks.
-    pub(super) is_node: bool,
-    pub(super) members: u16,
+    pub(super) stands_for: StandsFor,
     pub(super) deadline: Instant,
+}
+
+/// Whom a wait is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StandsFor {
+    /// A worker.
+    Worker,
+    /// A rank of a lower node, by its own name.
+    RankBelow,
+    /// A lower node that is one rank here, and has so many.
+    Node(u16),
 }
 
 #[derive(Clone, Debug)]
@@ -181,7 +190,7 @@ impl Job {
         &self,
         request: &JoinRequest,
         address: IpAddr,
-    ) -> Result<(u8, u16, Duration), ControlError> {
+    ) -> Result<(u8, StandsFor, Duration), ControlError> {
         let job = || self.name.clone();
         if request.protocol != PROTOCOL {
             return Err(ControlError::BadProtocol(request.protocol));
@@ -209,7 +218,7 @@ impl Job {
             let why = "has lower nodes, and cannot shrink: create it with on_failure = \"abort\"";
             return Err(ControlError::NoLevels { job: job(), why });
         }
-        let members = self.admit_node(request, rank.into())?;
+        let stands_for = self.admit_node(request, rank)?;
         if !(0.0..=MAX_WAIT_SECONDS).contains(&request.wait_seconds) {
             return Err(ControlError::BadWait);
         }
@@ -225,7 +234,7 @@ impl Job {
         if let Some((other, _)) = self.waiting.iter().find(|(other, w)| **other != rank && differs(w)) {
             return Err(ControlError::LayoutMismatch { job: job(), rank, other: *other });
         }
-        Ok((rank, members, Duration::from_secs_f64(request.wait_seconds)))
+        Ok((rank, stands_for, Duration::from_secs_f64(request.wait_seconds)))
     }
 
     /// Everybody is there: the next generation.
@@ -331,7 +340,7 @@ impl Job {
         let lost = ranks.iter().fold(0, |bits, rank| bits | 1u64 << rank);
         let expected = self.entry.expected & !lost;
         let (policy, entry) = match self.policy {
-            FailurePolicy::Shrink if expected != 0 => {
+            FailurePolicy::Shrink if expected != 0 && !self.has_nodes() => {
                 // F8: a bit less in `expected`, nothing else.
                 (FailurePolicy::Shrink, JobEntry { expected, ..self.entry })
             }
@@ -364,8 +373,7 @@ impl Job {
                 format!("a quorum of 1 to {world} ranks and a staleness of 0 to {MAX_STALENESS} are");
             return Err(ControlError::BadJob(format!("job `{job}`: {sync:?} is not allowed; {allowed}")));
         };
-        let has_nodes = self.running.as_ref().is_some_and(|running| running.nodes.is_some());
-        if has_nodes && mode.quorum != QUORUM_ALL {
+        if (self.has_nodes() || self.nodes().is_some()) && mode.quorum != QUORUM_ALL {
             let why = "has nodes for ranks, whose results need all of them: there is no quorum";
             return Err(ControlError::NoLevels { job: self.name.clone(), why });
         }

@@ -361,7 +361,7 @@ impl Membership {
         }
         let Some(job) = self.jobs.get_mut(&number) else { return Err(unknown(name, Vec::new())) };
         let address = address.to_canonical();
-        let (rank, members, wait) = job.admit(request, address)?;
+        let (rank, stands_for, wait) = job.admit(request, address)?;
         let lanes = u32::from(job.entry.lanes);
         if let Some(fitting) = limits.ipv6_lanes.filter(|fitting| address.is_ipv6() && lanes > *fitting) {
             return Err(ControlError::TooLong {
@@ -375,8 +375,7 @@ impl Membership {
         let id = WaiterId(self.next_waiter);
         self.next_waiter += 1;
         let (layout, attempt) = (request.layout.clone(), request.attempt);
-        let is_node = request.members.is_some();
-        let waiter = Waiter { id, address, layout, attempt, is_node, members, deadline: now + wait };
+        let waiter = Waiter { id, address, layout, attempt, stands_for, deadline: now + wait };
         let replaced = job.waiting.insert(rank, waiter).map(|old| old.id);
         let is_complete = job.missing().is_empty();
         let ascent = job.begin_ascent(now);

@@ -9,8 +9,10 @@ use utoipa::ToSchema;
 use crate::config::FailurePolicy;
 
 use super::error::ControlError;
-use super::job::Job;
+use super::job::{Job, StandsFor};
 use super::protocol::JoinRequest;
+
+const _: () = assert!(MAX_RANKS * MAX_RANKS <= MAX_TOTAL_RANKS as usize);
 
 /// Who stands behind the ranks of a job's root, where some are nodes with ranks of their own. Those are counted through:
 /// first all of rank 0, then all of rank 1.
@@ -54,39 +56,66 @@ impl Nodes {
     }
 }
 
+/// Why ranks of lower nodes are either joined for one by one or not at all.
+const MIXED: &str = "has lower nodes that join for each of their ranks, and others that are one rank each: give all of their jobs `ranks`, or all `child`";
+
 impl Job {
-    /// Checks what a node that joins as one rank asks for; returns the number of its ranks.
-    pub(super) fn admit_node(&self, request: &JoinRequest, rank: u32) -> Result<u16, ControlError> {
-        let Some(members) = request.members else { return Ok(1) };
+    /// Checks what a lower node that joins asks for; says whom the wait is for.
+    pub(super) fn admit_node(&self, request: &JoinRequest, rank: u8) -> Result<StandsFor, ControlError> {
         let refused = |why| Err(ControlError::NoLevels { job: self.name.clone(), why });
-        let quorums = [self.entry.policy.before(), self.entry.policy.after()].map(|mode| mode.quorum);
-        if request.below.is_some() {
-            return refused("is joined for several ranks and as one at once: give a job `ranks` or `child`");
-        }
+        let mut others = self.waiting.iter().filter(|(other, _)| **other != rank).map(|(_, w)| w.stands_for);
+        let members = match (request.members, &request.below) {
+            (None, None) => return Ok(StandsFor::Worker),
+            (None, Some(_)) if self.parent.is_some_and(|parent| parent.child.is_some()) => {
+                return refused(
+                    "is one rank of its parent's, so no other node can be below it: of those there are two levels",
+                );
+            }
+            (None, Some(_)) if others.any(|other| matches!(other, StandsFor::Node(_))) => {
+                return refused(MIXED);
+            }
+            (None, Some(_)) => return Ok(StandsFor::RankBelow),
+            (Some(_), Some(_)) => {
+                return refused(
+                    "is joined for several ranks and as one at once: give a job `ranks` or `child`",
+                );
+            }
+            (Some(members), None) => members,
+        };
         if self.parent.is_some() {
             return refused("has a parent itself: of nodes that are one rank each there are two levels");
         }
-        if self.policy == FailurePolicy::Shrink || quorums != [QUORUM_ALL; 2] {
+        if self.policy == FailurePolicy::Shrink || self.quorums() != [QUORUM_ALL; 2] {
             return refused(
                 "has nodes for ranks, whose results need all of them: create it without a quorum and with on_failure = \"abort\"",
             );
         }
-        let others = self.waiting.iter().filter(|(other, _)| u32::from(**other) != rank);
-        let others: u32 = others.map(|(_, waiter)| u32::from(waiter.members)).sum();
-        match u16::try_from(members) {
-            Ok(few)
-                if (1..=MAX_RANKS).contains(&few.into()) && others + members <= MAX_TOTAL_RANKS.into() =>
-            {
-                Ok(few)
-            }
-            _ => refused("has too many ranks: 64 for each node, 4096 in all"),
+        if others.any(|other| other == StandsFor::RankBelow) {
+            return refused(MIXED);
         }
+        match u16::try_from(members) {
+            // 64 ranks of 64 are as many as there may be in all.
+            Ok(few) if (1..=MAX_RANKS).contains(&few.into()) => Ok(StandsFor::Node(few)),
+            _ => refused("has nodes for ranks, each of which has 1 to 64"),
+        }
+    }
+
+    fn quorums(&self) -> [u8; 2] {
+        [self.entry.policy.before(), self.entry.policy.after()].map(|mode| mode.quorum)
     }
 
     /// Who stands behind the ranks that wait, if one of them is a node.
     pub(super) fn nodes(&self) -> Option<Nodes> {
-        let is_flat = self.waiting.values().all(|waiter| !waiter.is_node);
-        let members = self.waiting.values().map(|waiter| waiter.members);
+        let is_flat = self.waiting.values().all(|waiter| !matches!(waiter.stands_for, StandsFor::Node(_)));
+        let members = self.waiting.values().map(|waiter| match waiter.stands_for {
+            StandsFor::Node(members) => members,
+            StandsFor::Worker | StandsFor::RankBelow => 1,
+        });
         (!is_flat).then(|| Nodes { members: members.collect(), child: None })
+    }
+
+    /// Ranks of the generation that runs are nodes, or all ranks here are one.
+    pub(super) fn has_nodes(&self) -> bool {
+        self.running.as_ref().is_some_and(|running| running.nodes.is_some())
     }
 }
