@@ -109,7 +109,19 @@ impl Membership {
             Some(child) => {
                 let members = grant.nodes.as_ref().map_or(&[][..], |nodes| &nodes.members);
                 let ours = members.get(usize::from(child)).and_then(|ours| u8::try_from(*ours).ok());
-                (ours.unwrap_or(0), Some(Nodes { members: members.to_vec(), child: Some(child) }))
+                let nodes = Nodes { members: members.to_vec(), child: Some(child) };
+                if nodes.root().is_none_or(|root| root.bits() != grant.world) {
+                    let why = format!(
+                        "tells of {} ranks with {members:?} behind them, which cannot be; run the same version everywhere",
+                        grant.world
+                    );
+                    return Err(ControlError::Parent {
+                        job: job.name.clone(),
+                        parent: ascent.parent.address,
+                        why,
+                    });
+                }
+                (ours.unwrap_or(0), Some(nodes))
             }
         };
         let theirs = (world, grant.lanes, grant.window, grant.slots);

@@ -303,3 +303,33 @@ fn f22_a_lost_node_ends_the_generation() {
     m.lose(&loss);
     assert_eq!((m.list()[0].state, m.list()[0].lost_ranks.as_slice()), (JobState::Failed, &[1][..]));
 }
+
+/// F22: what a parent tells of the others is looked at before anything is made of it.
+#[test]
+fn f22_a_parent_that_tells_nonsense_is_refused() {
+    let refused = |members: &[u16], world: usize| {
+        let mut m = lower_node();
+        let mut ascent = None;
+        for (rank, address) in [(1, B), (0, A)] {
+            let joined = m.join(Instant::now(), "up", &request(rank, 2), address, RANDOM);
+            ascent = joined.unwrap_or_else(|error| panic!("{error}")).ascent;
+        }
+        let Some(ascent) = ascent else { panic!("nobody goes up") };
+        let nodes = Some(Nodes { members: members.into(), child: None });
+        let grant = Grant { nodes, world: world as u8, ..granted(77) };
+        m.form_below(&ascent, &grant, uplink()).err().map(|error| error.code().name())
+    };
+    assert_eq!(refused(&[40, 2, 1], 3), None);
+    for (members, world) in [
+        (&[40, 2, 0][..], 3),
+        (&[40, 2, 1], 4),
+        (&[40, 2, 1], 2),
+        (&[40, 2, 1], 200),
+        (&[40, 2, 4096], 3),
+        (&[1; 65], 65),
+        (&[], 0),
+        (&[40], 1),
+    ] {
+        assert_eq!(refused(members, world), Some("parent"), "{members:?} {world}");
+    }
+}
