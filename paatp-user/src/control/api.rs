@@ -397,21 +397,23 @@ async fn join(
         Ok(Ok(answer)) => answer.map(Json),
         Ok(Err(_closed)) => Err(ControlError::Stopping),
         Err(_elapsed) => match wait.end() {
-            Some(missing) => Err(ranks_missing(&name, &request, missing)),
+            Some(missing) => Err(ranks_missing(&control, &name, &request, missing)),
             // The last rank came while we gave up.
             None => answer
                 .try_recv()
-                .unwrap_or_else(|_| Err(ranks_missing(&name, &request, Vec::new())))
+                .unwrap_or_else(|_| Err(ranks_missing(&control, &name, &request, Vec::new())))
                 .map(Json),
         },
     }
 }
 
-fn ranks_missing(name: &str, request: &JoinRequest, missing: Vec<u8>) -> ControlError {
+fn ranks_missing(control: &Control, name: &str, request: &JoinRequest, missing: Vec<u8>) -> ControlError {
     info!(job = name, rank = request.rank, missing = %Ranks(&missing), "gave up waiting");
     // The wait was checked when the rank was admitted.
     let waited = Duration::try_from_secs_f64(request.wait_seconds).unwrap_or_default();
-    ControlError::RanksMissing { world: request.world, waited: Span(waited).to_string(), missing }
+    // A node that is one rank tells the number of its own.
+    let world = control.lock().membership.status(name).map_or(request.world, |status| status.world.into());
+    ControlError::RanksMissing { world, waited: Span(waited).to_string(), missing }
 }
 
 /// A rank is done: it does not wait any longer, or has all results of its generation.

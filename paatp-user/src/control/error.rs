@@ -198,6 +198,19 @@ pub enum ControlError {
         /// Who.
         missing: Vec<u8>,
     },
+    /// [`Code::RANKS_MISSING`]
+    #[error(
+        "all ranks are here, but {} of its parent {parent} had not joined after {waited}; start what is missing there or at other nodes, or wait longer (--timeout)",
+        Ranks(.missing)
+    )]
+    NodesMissing {
+        /// The parent, whose ranks may be nodes.
+        parent: SocketAddr,
+        /// For how long, in words.
+        waited: String,
+        /// Ranks of its job.
+        missing: Vec<u8>,
+    },
     /// [`Code::TOO_SLOW`]
     #[error("the body did not come within {0} seconds")]
     TooSlow(u64),
@@ -393,7 +406,7 @@ impl ControlError {
             ControlError::NotFound => Code::NOT_FOUND,
             ControlError::UnknownJob { .. } => Code::UNKNOWN_JOB,
             ControlError::BadMethod => Code::BAD_METHOD,
-            ControlError::RanksMissing { .. } => Code::RANKS_MISSING,
+            ControlError::RanksMissing { .. } | ControlError::NodesMissing { .. } => Code::RANKS_MISSING,
             ControlError::TooSlow(_) => Code::TOO_SLOW,
             ControlError::JobExists(_) => Code::JOB_EXISTS,
             ControlError::NodeFull => Code::NODE_FULL,
@@ -423,7 +436,7 @@ impl ControlError {
         }
     }
 
-    /// Ranks that had not joined.
+    /// Ranks of the job here that had not joined.
     #[must_use]
     pub fn missing_ranks(&self) -> &[u8] {
         match self {

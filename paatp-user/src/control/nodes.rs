@@ -119,3 +119,7 @@ impl Job {
         self.running.as_ref().is_some_and(|running| running.nodes.is_some())
     }
 }
+
+#[cfg(test)]
+#[path = "nodes_tests.rs"]
+mod tests;

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use paatp_common::levels::Link;
+use paatp_transport::words::Span;
 use serde::Serialize;
 use ureq::http::Method;
 
@@ -35,7 +36,7 @@ pub(super) fn join(ascent: &Ascent) -> Result<(Grant, Uplink), ControlError> {
     loop {
         let left = until.saturating_duration_since(Instant::now());
         match join_for(ascent, left.min(PIECE)) {
-            Err(ControlError::RanksMissing { .. }) if left > PIECE => {}
+            Err(ControlError::RanksMissing { .. } | ControlError::NodesMissing { .. }) if left > PIECE => {}
             joined => return joined,
         }
     }
@@ -59,11 +60,14 @@ fn join_for(ascent: &Ascent, wait: Duration) -> Result<(Grant, Uplink), ControlE
     let (status, body) = ask(ascent.parent, &ascent.name, "join", &request, wait + GRACE).map_err(refused)?;
     if status != 200 {
         return Err(match serde_json::from_slice::<Problem>(&body) {
-            Ok(problem) if problem.code == Code::RANKS_MISSING.name() => ControlError::RanksMissing {
-                world: ascent.world.into(),
-                waited: format!("{:.0} s", ascent.wait.as_secs_f64()),
-                missing: problem.missing_ranks,
-            },
+            Ok(problem) if problem.code == Code::RANKS_MISSING.name() => {
+                let (waited, missing) = (Span(ascent.wait).to_string(), problem.missing_ranks);
+                match ascent.parent.child {
+                    // Ranks there have other names than those here.
+                    Some(_) => ControlError::NodesMissing { parent: ascent.parent.address, waited, missing },
+                    None => ControlError::RanksMissing { world: ascent.world.into(), waited, missing },
+                }
+            }
             Ok(problem) => refused(format!("refuses: {}", problem.detail)),
             Err(_) => {
                 refused(format!("answers with HTTP status {status}, as no aggregator of this version does"))
