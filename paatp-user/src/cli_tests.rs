@@ -116,3 +116,27 @@ fn usage_errors_have_exit_code_2() {
         assert_eq!(parse(line).map_err(|error| error.exit_code()).err(), Some(2), "{line}");
     }
 }
+
+/// A lower node's job says which ranks it has, or which rank it is, and where.
+#[test]
+fn a_parent_goes_with_ranks_or_with_a_child() {
+    let create = |more: &str| parse(&format!("paatp job create train --world 4 {more}"));
+    for good in
+        ["", "--parent 10.0.0.1 --ranks 0-3", "--parent 10.0.0.1:7 --child 0", "--parent fd00::1 --child 63"]
+    {
+        assert!(create(good).is_ok(), "{good}");
+    }
+    for bad in [
+        "--child 0",
+        "--ranks 0-3",
+        "--parent 10.0.0.1",
+        "--parent 10.0.0.1 --child 0 --ranks 0-3",
+        "--parent 10.0.0.1 --child -1",
+        "--parent 10.0.0.1 --child x",
+        "--parent 10.0.0.1 --child 0 --quorum 2",
+        "--parent 10.0.0.1 --child 0 --shared",
+        "--parent 10.0.0.1 --child 0 --timeout 5s",
+    ] {
+        assert!(create(bad).is_err(), "{bad}");
+    }
+}

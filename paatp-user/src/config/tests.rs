@@ -93,3 +93,28 @@ fn sizes_have_units() {
         assert_eq!(read(wrong), None, "{wrong}");
     }
 }
+
+#[test]
+fn f22_a_child_is_one_rank_of_its_parent() {
+    let up = JobConfig { parent: Some("10.0.0.1".into()), child: Some(63), ..JobConfig::new("up", 64) };
+    assert!(up.check().is_ok());
+    assert_eq!(up.ranks_here().map(|ranks| (ranks.first(), ranks.last())), Some((0, 63)));
+    let one = JobConfig { child: Some(0), world: 1, ..up.clone() };
+    assert!(one.check().is_ok());
+    let wrong = [
+        (JobConfig { child: Some(64), ..up.clone() }, "child"),
+        (JobConfig { child: Some(u32::MAX), ..up.clone() }, "child"),
+        (JobConfig { parent: None, ..up.clone() }, "child"),
+        (JobConfig { ranks: "0-3".parse().ok(), ..up.clone() }, "child"),
+        (JobConfig { child: None, ..up.clone() }, "parent"),
+        (JobConfig { world: 65, ..up.clone() }, "world"),
+        (JobConfig { world: 0, ..up.clone() }, "world"),
+        (JobConfig { quorum: Some(2), ..up.clone() }, "quorum"),
+        (JobConfig { timeout_seconds: Some(5.0), ..up.clone() }, "timeout_seconds"),
+        (JobConfig { memory: MemoryKind::Shared, ..up }, "memory"),
+    ];
+    for (job, key) in wrong {
+        let refused = job.check().err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(refused.contains(key), "{key}: {refused}");
+    }
+}

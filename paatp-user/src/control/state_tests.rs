@@ -473,3 +473,91 @@ fn configured_jobs_are_served() {
         assert!(notes.iter().any(|note| note.contains(part)), "{notes:?}");
     }
 }
+
+/// A membership after a restart: what was kept goes through JSON, and the tables are as these formations left them.
+fn restarted(jobs: &Jobs, membership: &Membership, formations: &[Formation]) -> Restored {
+    let text = serde_json::to_string(&membership.state()).unwrap_or_else(|error| panic!("{error}"));
+    let state: State = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(state, membership.state());
+    let mut truth = vec![Truth::default(); MAX_JOBS];
+    for formation in formations {
+        truth[usize::from(formation.number)] = (formation.entry, formation.ranks.clone());
+    }
+    let sources = Sources { jobs, port_base: 1, ports: 1, state: &state, truth: &truth };
+    restore(sources, Instant::now(), &mut || 4711)
+}
+
+fn join_with(attempt: u64, rank: u32, world: u32, members: Option<u32>) -> JoinRequest {
+    JoinRequest {
+        protocol: PROTOCOL,
+        rank,
+        world,
+        wait_seconds: 60.0,
+        layout: None,
+        attempt: Some(attempt),
+        below: None,
+        members,
+    }
+}
+
+/// F22: who stands behind whom is nowhere else: a rank that asks for its grant again after a restart gets all of it, at a
+/// node whose ranks are one at the parent and at the root.
+#[test]
+fn f22_nodes_survive_a_restart() {
+    let entropy = Entropy { generation: 77, nonce: 99 };
+    let config = JobConfig { parent: Some("10.9.9.9".into()), child: Some(1), ..JobConfig::new("up", 2) };
+    let jobs = Jobs::new(vec![config.clone(), JobConfig::new("idle", 2)]).unwrap_or_else(|e| panic!("{e}"));
+    let mut node = Membership::new(&jobs, 1, 1);
+    let mut ascent = None;
+    for rank in 0..2 {
+        let request = join_with(50 + u64::from(rank), rank, 2, None);
+        let joined = node.join(Instant::now(), "up", &request, of(rank as u8), entropy);
+        ascent = joined.unwrap_or_else(|error| panic!("{error}")).ascent;
+    }
+    let Some(ascent) = ascent else { panic!("nobody goes up") };
+
+    let root_jobs = Jobs::new(vec![JobConfig::new("up", 3)]).unwrap_or_else(|error| panic!("{error}"));
+    let mut root = Membership::new(&root_jobs, 1, 1);
+    let mut formed = None;
+    for (rank, members) in [(2, None), (1, Some(2)), (0, Some(40))] {
+        let request = join_with(60 + u64::from(rank), rank, members.unwrap_or(3), members);
+        let joined = root.join(Instant::now(), "up", &request, of(rank as u8), entropy);
+        formed = joined.unwrap_or_else(|error| panic!("{error}")).formation;
+    }
+    let Some(at_root) = formed else { panic!("not formed") };
+    let uplink = crate::control::membership::Uplink { interface: 1, link: Default::default() };
+    let at_node = node.form_below(&ascent, &at_root.grant, uplink).unwrap_or_else(|error| panic!("{error}"));
+    let expected = Nodes { members: vec![40, 2, 1], child: Some(1) };
+    assert_eq!(at_node.grant.nodes, Some(expected.clone()));
+
+    let again = restarted(&jobs, &node, std::slice::from_ref(&at_node));
+    assert_eq!((again.notes, again.writes), (vec![], vec![]));
+    let mut restored = again.membership;
+    assert_eq!(restored.state(), node.state());
+    for rank in 0..2 {
+        let request = join_with(50 + u64::from(rank), rank, 2, None);
+        let grant = restored.grant_again("up", &request, of(rank as u8)).map(|(_, grant)| grant);
+        assert_eq!(grant.as_ref(), Some(&at_node.grant));
+    }
+    let status = restored.status("up").unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!((status.child, status.members), (Some(1), expected.members));
+    assert_eq!(restored.parent("up"), node.parent("up"));
+
+    let again = restarted(&root_jobs, &root, std::slice::from_ref(&at_root));
+    let (mut restored, request) = (again.membership, join_with(62, 2, 3, None));
+    assert_eq!((again.notes, restored.state()), (vec![], root.state()));
+    let grant = restored.grant_again("up", &request, of(2)).map(|(_, grant)| grant);
+    assert_eq!(grant.as_ref(), Some(&at_root.grant));
+
+    // The next start is told otherwise: the job stays what it is, and that is said.
+    for other in [
+        JobConfig { child: Some(0), ..config.clone() },
+        JobConfig { child: None, ranks: "0-1".parse().ok(), ..config.clone() },
+        JobConfig { child: None, parent: None, ..config },
+    ] {
+        let jobs = Jobs::new(vec![other, JobConfig::new("idle", 2)]).unwrap_or_else(|e| panic!("{e}"));
+        let again = restarted(&jobs, &node, std::slice::from_ref(&at_node));
+        assert!(again.notes.iter().any(|note| note.contains("stay as they are")), "{:?}", again.notes);
+        assert_eq!(again.membership.state(), node.state());
+    }
+}
