@@ -167,6 +167,42 @@ fn frames_are_sent_on() {
     }
 }
 
+/// Answers to what a node has sent on come to ports after those of requests, where the program takes part in levels, and
+/// to no more than those; what goes on may leave from one of them.
+#[test]
+fn ports_after_those_of_requests_are_for_answers_to_a_node() {
+    const RELAYED: u16 = 64;
+    let node = node_at_work(BLOCKS).node;
+    for job in jobs() {
+        for (port, relayed, counted) in [
+            (PORT + PORTS - 1, 0, Some(PORTS - 1)),
+            (PORT + PORTS, 0, None),
+            (PORT - 1, RELAYED, None),
+            (PORT, RELAYED, Some(0)),
+            (PORT + PORTS, RELAYED, Some(PORTS)),
+            (PORT + PORTS + RELAYED - 1, RELAYED, Some(PORTS + RELAYED - 1)),
+            (PORT + PORTS + RELAYED, RELAYED, None),
+        ] {
+            let mut frame = Envelope { port, ..job.envelope(0) }.wrap(&good(&job));
+            let length = frame.len() as u32;
+            let parsed = frame::parse(&Frame::new(&mut frame), length, &node, relayed);
+            let found = match parsed {
+                Parsed::Ours(_, arrival) => Some(arrival.port),
+                Parsed::NotOurs => None,
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(found, counted, "{port} {relayed}");
+            let Parsed::Ours(layout, arrival) = parsed else { continue };
+            let (way, to) = (Way::new([2; 6], 40_007), job.address(2));
+            let source = Some(PORT + PORTS + 5);
+            let mut on = Frame::new(&mut frame);
+            frame::send_on(&mut on, layout, arrival.payload_bytes, source, way, &to).unwrap();
+            let udp = job.envelope(0).udp();
+            assert_eq!(frame[udp..udp + 2], (PORT + PORTS + 5).to_be_bytes());
+        }
+    }
+}
+
 #[test]
 fn three_tags_pass_unread() {
     for job in jobs() {

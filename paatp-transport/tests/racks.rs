@@ -343,6 +343,20 @@ fn f22_those_who_disagree_are_named() {
     assert!(told > 8, "{told}");
 }
 
+/// The root ends the generation: its REJOIN comes down to every rank, whose node knows nothing of it.
+#[test]
+fn f22_the_end_of_a_generation_reaches_every_rank() {
+    let weather = Weather { loss: 0.05, jitter: 40, ..FAIR };
+    let mut net = Tree::with_names(shape(8), &two_racks(), Naming::Nodes, weather, 11);
+    contribute(&mut net, 11, Reduction::Sum);
+    net.run(3_000_000, |net| net.workers[0].chunks().0 > 5);
+    net.sites[0].memory.jobs[0].generation += 1;
+    net.run_until_events(1, 3_000_000);
+    for events in &net.events {
+        assert!(matches!(events[0], Event::Failed { error: OperationError::Rejoin, .. }), "{events:?}");
+    }
+}
+
 /// Whoever waits is told whom for: the rank, if it is of the own node; otherwise the nodes that lack one.
 #[test]
 fn f22_the_missing_are_named() {
