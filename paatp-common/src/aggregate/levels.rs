@@ -333,7 +333,8 @@ fn lift<M: Machine>(
     let seq = chunk_of(header);
     header.set_kind(Kind::Data);
     header.set_flags(told);
-    header.set_status(culprit.or(root).unwrap_or(rank as u8));
+    // Whom it speaks for is told of sums of several names alone.
+    header.set_status(if child == 0 { culprit.or(root).unwrap_or(rank as u8) } else { 0 });
     header.set_raw_seq(seq.0);
     header.set_raw_ack(ack.0);
     header.set_raw_progress(contributed.0);

@@ -13,7 +13,7 @@ use paatp_common::limits::{MAX_JOBS, MAX_RANKS};
 use paatp_common::pool::Pool;
 use paatp_common::progress::RankRecord;
 use paatp_common::tag::rank_key;
-use paatp_common::wire::{Header, Kind};
+use paatp_common::wire::{Header, Kind, flags};
 use paatp_transport::{Event, Membership, Tensor, Time, Worker};
 
 use crate::common::{Aggregator, GENERATION, NONCE, Random, Shape, Weather, membership, settings};
@@ -71,6 +71,22 @@ impl Site {
         self.memory.progress[self.number].reached(GENERATION, rank)
     }
 
+    /// F22: where all ranks here are one at the parent, what goes up is what that rank could have sent itself, to whatever
+    /// is on the way.
+    fn check_ascent(&self, datagram: &[u8]) {
+        let (Some(child), Some(header)) =
+            (self.links[self.number].child.checked_sub(1), Header::of(datagram))
+        else {
+            return;
+        };
+        header.check().unwrap();
+        let allowed = flags::RETRANSMIT | flags::NON_FINITE | flags::PAYLOAD;
+        assert_eq!((header.worker(), header.status(), header.flags() & !allowed), (child, 0, 0));
+        if header.kind() == Some(Kind::Data) {
+            assert_eq!((header.bitmap(), header.contributors()), (1 << child, 1));
+        }
+    }
+
     /// What becomes of a datagram.
     fn handle(&mut self, from: Place, ports: Ports, datagram: &mut Vec<u8>) -> Option<(Place, Ports)> {
         let memory = &mut self.memory;
@@ -93,6 +109,7 @@ impl Site {
             Outcome::Up(relay) => {
                 assert_eq!(usize::from(relay.number()), self.number);
                 self.ways.insert(relay.rank(), (from, ports.from));
+                self.check_ascent(datagram);
                 let ports = Ports { from: relay.source().checked_sub(1).unwrap_or(ports.to), to: REQUESTS };
                 self.parent.map(|parent| (Place::Site(parent), ports))
             }
