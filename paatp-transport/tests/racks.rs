@@ -157,6 +157,20 @@ proptest! {
     }
 }
 
+/// Many chunks are damaged at once: their redos are asked for by ranks of several nodes, and come one after the other.
+#[test]
+fn f22_redos_of_several_chunks_do_not_wait_for_each_other() {
+    for seed in 0..12 {
+        let weather = Weather { loss: 0.03, jitter: 60, ..FAIR };
+        let mut net = Tree::with_names(shape(8), &two_racks(), Naming::Nodes, weather, seed);
+        contribute(&mut net, seed, Reduction::Sum);
+        net.damage = 0.03;
+        net.run(3_000_000, |net| net.workers.iter().all(|worker| worker.chunks().0 > 20));
+        net.damage = 0.0;
+        assert_eq!(finish(&mut net), expected(shape(8), seed, Reduction::Sum), "seed {seed}");
+    }
+}
+
 /// The test of damage would show nothing if nothing was redone, by ranks of several nodes.
 #[test]
 fn f22_damage_leads_to_redos_of_all_nodes() {

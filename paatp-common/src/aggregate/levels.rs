@@ -90,7 +90,8 @@ pub(super) fn contributors<M: Machine>(machine: &mut M, bits: u64) -> u64 {
 /// that, every rank joins in one after the other. Two that each told its own first would wait for each other.
 #[inline(always)]
 fn earlier(own: Redo, above: Redo) -> Redo {
-    let is_own = above.attempt == 0 || own.attempt > 0 && own.seq.is_before(above.seq);
+    let is_later = own.seq == above.seq && own.attempt > above.attempt;
+    let is_own = above.attempt == 0 || own.attempt > 0 && (own.seq.is_before(above.seq) || is_later);
     if is_own { own } else { above }
 }
 
@@ -247,12 +248,29 @@ pub(super) fn ascend<M: Machine>(
         return outcome;
     }
     let has_result = is_own && state.is_complete();
+    let attempt = if is_own { state.attempt } else { 0 };
     machine.unlock(slot);
     if is_pull && !has_result {
         machine.note(Event::PassedOn);
+        if attempt > 0 {
+            ask_for_news(machine, who, Redo { seq: chunk, attempt });
+        }
         return Some(pass_on(machine, who));
     }
     None
+}
+
+/// A PULL of a chunk that this node collects anew. It announces that once more: an earlier chunk's redo may have taken the
+/// place of the announcement, and whose contribution is acknowledged does not send it again. And it goes up with a wish that
+/// cannot be granted: the result that the root has is the bad one, and with it comes no word of the redo that all others are
+/// told first (`model/nodes.rs`: two redos wait for each other).
+#[inline(always)]
+fn ask_for_news<M: Machine>(machine: &mut M, who: &Admitted<M::JobRef>, redo: Redo) {
+    let generation = machine.header().generation();
+    machine.progress(who.job).announce(generation, redo);
+    // In the ring it has the place of the chunk that is asked for, and cannot be there before that one is over.
+    let beyond = redo.seq.plus(machine.job(who.job).slots);
+    machine.header().set_raw_want(beyond.0);
 }
 
 /// The request as it is, under the job's number at the parent.
