@@ -30,7 +30,7 @@ const MOST_STATES: usize = 10_000_000;
 struct Rules {
     /// Of a node's open redo and the root's the earlier one is told; otherwise the node's.
     earlier_first: bool,
-    /// Slots of a node are given out by the root's min_ack; otherwise by that of its own ranks.
+    /// Slots of a node are given out by the root's min_ack, within W of that of its own ranks; otherwise by that of its own ranks.
     ring_of_root: bool,
     /// The node's open redo is told in answers that come down from the root as well.
     told_below: bool,
@@ -509,7 +509,11 @@ impl World<'_> {
         let chunk = if is_pull { m.want } else { m.seq };
         let (mut status, mut found) = (Status::NotYet, 0);
         if !is_pull {
-            let floor = if self.v.rules.ring_of_root { above } else { own };
+            // Not above that of the ranks here, and at most W below it.
+            let within = above.min(own).max(own.saturating_sub(self.v.window as u8));
+            let floor = if self.v.rules.ring_of_root { within } else { own };
+            let is_true = floor <= self.true_min_ack();
+            self.expect(is_true || !self.v.rules.ring_of_root, "a ring is given out above the true min_ack");
             let index = rank - self.ranks_of(node).start;
             (status, found) = self.receive(node, floor, index, m.seq, m.attempt);
         }
