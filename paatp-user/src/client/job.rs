@@ -366,6 +366,7 @@ fn details_in_words(details: &JobDetails) -> String {
         ["parent".into(), job.parent.clone().unwrap_or_else(|| "-".into())],
         ["rank there".into(), job.child.map_or("-".into(), |child| format!("{child}, for all ranks here"))],
         ["ranks here".into(), job.ranks_here.map_or("all".into(), |ranks| ranks.to_string())],
+        ["ranks in all".into(), in_all_words(&job.members)],
         ["pool places".into(), job.places.map_or("-".into(), |places| places.to_string())],
     ];
     let mut text = columns(["", ""], &facts).trim_start().to_owned();
@@ -379,6 +380,16 @@ fn details_in_words(details: &JobDetails) -> String {
         text.push_str(&columns(["RANK", "ADDRESS", "CONTRIBUTED", "ACKNOWLEDGED"], &rows));
     }
     text
+}
+
+/// How many ranks stand behind those of a job some of which are nodes.
+fn in_all_words(members: &[u16]) -> String {
+    if members.is_empty() {
+        return "-".into();
+    }
+    let each: Vec<String> = members.iter().map(u16::to_string).collect();
+    let all: u32 = members.iter().copied().map(u32::from).sum();
+    format!("{all} (behind each rank of the root, from 0 on: {})", each.join(", "))
 }
 
 fn node_in_words(node: &NodeStatus) -> String {

@@ -151,3 +151,9 @@ fn certificates_that_cannot_be_used_are_explained() {
     assert!(matches!(http::tls(&key, &key), Err(http::TlsError::Empty(_))));
     assert!(matches!(http::tls(&cert, &foreign), Err(http::TlsError::Mismatch { .. })));
 }
+
+#[test]
+fn ranks_behind_nodes_are_counted() {
+    assert_eq!(in_all_words(&[]), "-");
+    assert_eq!(in_all_words(&[48, 1, 40]), "89 (behind each rank of the root, from 0 on: 48, 1, 40)");
+}

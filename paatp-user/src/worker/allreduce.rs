@@ -235,6 +235,7 @@ fn report(args: &Allreduce, grant: &Grant, layout: &Layout, worker: &Worker, end
         job: args.job.clone(),
         rank: args.rank,
         world: grant.world,
+        total: worker.membership().total(),
         generation: grant.generation,
         reduction: args.reduction.name().into(),
         tensors: layout.tensors(),

@@ -23,8 +23,10 @@ pub struct Report {
     pub job: String,
     /// This rank.
     pub rank: u8,
-    /// Number of ranks.
+    /// Number of ranks, at this rank's aggregator where all ranks of a node are one rank of its parent's job.
     pub world: u8,
+    /// Number of ranks of all nodes, over which sums and means are.
+    pub total: u16,
     /// Generation of the membership.
     pub generation: u32,
     /// What was computed.
@@ -94,8 +96,13 @@ impl Report {
     #[must_use]
     pub fn in_words(&self, output: &Path) -> String {
         let plural = if self.tensors == 1 { "" } else { "s" };
+        let all = if self.total == u16::from(self.world) {
+            String::new()
+        } else {
+            format!(" ({} in all)", self.total)
+        };
         format!(
-            "job `{}`, rank {} of {}: the {} of {} tensor{plural} ({} elements, {}) took {} ({}/s) over {}; written to {}, \
+            "job `{}`, rank {} of {}{all}: the {} of {} tensor{plural} ({} elements, {}) took {} ({}/s) over {}; written to {}, \
              sha256 of the values {}",
             self.job,
             self.rank,
@@ -223,6 +230,7 @@ mod tests {
             job: "train".into(),
             rank: 1,
             world: 4,
+            total: 4,
             generation: 7,
             reduction: "mean".into(),
             tensors: 1,
@@ -244,5 +252,8 @@ mod tests {
             "job `train`, rank 1 of 4: the mean of 1 tensor (1000 elements, 4.0 kB) took 40 ms (100 kB/s) over UDP; \
              written to out.safetensors, sha256 of the values ab"
         );
+        // Of a node that is one rank of its parent's.
+        let words = Report { total: 88, ..report }.in_words(Path::new("out.safetensors"));
+        assert!(words.starts_with("job `train`, rank 1 of 4 (88 in all): the mean"), "{words}");
     }
 }
