@@ -195,6 +195,9 @@ control PaatpVerifyChecksum(inout headers_t hdr, inout metadata_t meta) {
 #define NUMBER_OF(word) ((word)[63:32] == hdr.paatp.generation ? (word)[31:0] : 0)
 /* Serial numbers: a lies behind b. */
 #define IS_BEFORE(a, b) (((a) - (b))[31:31] == 1)
+/* The later of the number in a word and another; the other one where the word is of another generation. */
+#define RAISED(word, number) \
+    ((word)[63:32] == hdr.paatp.generation && !IS_BEFORE((word)[31:0], number) ? (word)[31:0] : number)
 
 control PaatpIngress(
     inout headers_t hdr,
@@ -391,15 +394,19 @@ control PaatpIngress(
         job_p_min.read(word, job);
         bit<32> p_min = NUMBER_OF(word);
         if (is_answer) {
-            p_min = IS_BEFORE(p_min, hdr.paatp.ack) ? hdr.paatp.ack : p_min;
+            p_min = RAISED(word, hdr.paatp.ack);
             job_p_min.write(job, hdr.paatp.generation ++ p_min);
         }
         job_p_max.read(word, job);
-        bit<32> p_max = NUMBER_OF(word);
-        p_max = IS_BEFORE(p_max, hdr.paatp.progress) ? hdr.paatp.progress : p_max;
+        bit<32> p_max = RAISED(word, hdr.paatp.progress);
         job_p_max.write(job, hdr.paatp.generation ++ p_max);
         job_floor.read(word, job);
         bit<32> floor = NUMBER_OF(word);
+        if (is_answer && hdr.paatp.flags & (PAATP_FLAG_RESULT | PAATP_FLAG_PARTIAL) == 0
+            && hdr.paatp.progress - hdr.paatp.want <= meta.job.reach) {
+            /* min_ack: or a job of which no slot becomes complete for S chunks would be out of the window for good. */
+            job_floor.write(job, hdr.paatp.generation ++ RAISED(word, hdr.paatp.want));
+        }
 
         if (is_answer && (hdr.paatp.flags & PAATP_FLAG_RESULT == 0 || !is_local)) {
             return;
@@ -540,8 +547,7 @@ control PaatpIngress(
             return;
         }
         counts.count(PAATP_COUNT_COMPLETED);
-        floor = IS_BEFORE(floor, ack) ? ack : floor;
-        job_floor.write(job, hdr.paatp.generation ++ floor);
+        job_floor.write(job, hdr.paatp.generation ++ RAISED(word, ack));
         hdr.ipv4.ecn = congested == 1 ? CONGESTED : hdr.ipv4.ecn;
         send_up(bits, contributors, tag, next_exponent, ack, progress);
     }

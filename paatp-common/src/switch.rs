@@ -124,17 +124,35 @@ pub struct Cell {
     pub touched: u64,
 }
 
-/// How far a job is, as its packets have told. Lower bounds that only rise.
+/// How far a job is, as its packets have told: lower bounds that only rise. A number that nothing has told yet counts as
+/// zero, where each generation begins, and the first one told is taken as it is: a switch that has forgotten a job in the
+/// second half of the numbers would find it before zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reached {
     /// The generation that the numbers belong to.
     pub generation: u32,
     /// Every rank of the switch has the results below.
-    pub floor: Seq,
+    pub floor: Told,
     /// Lowest progress in the job, as the aggregator told.
-    pub p_min: Seq,
+    pub p_min: Told,
     /// Highest progress in the job.
-    pub p_max: Seq,
+    pub p_max: Told,
+}
+
+/// A number of a generation, once something has told it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Told(pub Option<Seq>);
+
+impl Told {
+    /// The number.
+    #[must_use]
+    pub fn seq(self) -> Seq {
+        self.0.unwrap_or_default()
+    }
+
+    fn raise(&mut self, told: Seq) {
+        self.0 = Some(self.0.map_or(told, |known| known.later(told)));
+    }
 }
 
 impl Reached {
@@ -221,12 +239,13 @@ impl Switch<'_> {
             return self.pass(Count::PassedUnfit);
         };
         let reached = reached.of(job.generation);
-        reached.p_max = reached.p_max.later(Seq(header.raw_progress()));
+        reached.p_max.raise(Seq(header.raw_progress()));
         let reached = *reached;
-        if header.seq().since(reached.floor) >= job.reach {
+        let floor = reached.floor.seq();
+        if header.seq().since(floor) >= job.reach {
             return self.pass(Count::PassedWindow);
         }
-        let index = match self.search(job, header.seq(), reached.floor, passing.now) {
+        let index = match self.search(job, header.seq(), floor, passing.now) {
             Place::Found(index) => {
                 let cell = self.cells[index];
                 if cell.chunk != header.chunk() {
@@ -259,7 +278,7 @@ impl Switch<'_> {
         let cell = *cell;
         self.count(Count::Completed);
         if let Some(reached) = self.reached.get_mut(usize::from(job.number)) {
-            reached.floor = reached.floor.later(cell.ack);
+            reached.floor.raise(cell.ack);
         }
         self.send_up(index, header, payload);
         Outcome::Up { congested: cell.congested }
@@ -374,8 +393,11 @@ impl Switch<'_> {
         }
         if let Some(reached) = self.reached.get_mut(usize::from(job.number)) {
             let reached = reached.of(job.generation);
-            reached.p_min = reached.p_min.later(Seq(header.raw_ack()));
-            reached.p_max = reached.p_max.later(Seq(header.raw_progress()));
+            reached.p_min.raise(Seq(header.raw_ack()));
+            reached.p_max.raise(Seq(header.raw_progress()));
+            if let Some(min_ack) = min_ack_of(header, job.reach) {
+                reached.floor.raise(min_ack);
+            }
         }
         let rank = header.worker();
         let is_local = usize::from(rank) < MAX_RANKS && job.local >> rank & 1 == 1;
@@ -401,6 +423,16 @@ impl Switch<'_> {
 
 /// Times are 48 bits wide, as a switch stamps them.
 const TIME_MASK: u64 = (1 << 48) - 1;
+
+/// min_ack, which the aggregator tells in its answers without a result (protocol-rules F2). A job of which no slot becomes
+/// complete for S chunks, or that the switch has forgotten, would else be out of its window for good. No rank's
+/// acknowledgement is below it, so it is never above the floor of all slots. An answer of another switch tells nothing of
+/// it, and no rank is more than S ahead of it (F13): what says so is not true.
+fn min_ack_of(answer: &Header, reach: u32) -> Option<Seq> {
+    let min_ack = Seq(answer.raw_want());
+    let is_told = !answer.has(flags::RESULT) && !answer.has(flags::PARTIAL);
+    (is_told && Seq(answer.raw_progress()).since(min_ack) <= reach).then_some(min_ack)
+}
 
 fn rank_of(header: &Header) -> usize {
     usize::from(header.worker())
@@ -441,8 +473,8 @@ fn answer(header: &mut Header, job: &SwitchJob<'_>, reached: &Reached, bits: u64
     header.set_flags(flags::PARTIAL | if congested { flags::ECN_ECHO } else { 0 });
     header.set_status(Status::Ok as u8);
     header.set_raw_want(0);
-    header.set_raw_ack(reached.p_min.0);
-    header.set_raw_progress(reached.p_max.0);
+    header.set_raw_ack(reached.p_min.seq().0);
+    header.set_raw_progress(reached.p_max.seq().0);
     header.set_bitmap(bits);
     header.set_tag(0);
     header.set_lanes(0);
@@ -472,7 +504,44 @@ pub fn address_copy(header: &mut Header, rank: u8) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bytemuck::Zeroable;
     use std::collections::BTreeSet;
+    use std::vec::Vec;
+
+    fn pending(min_ack: u32, highest: u32) -> Header {
+        let mut header = Header::zeroed();
+        header.set_raw_want(min_ack);
+        header.set_raw_progress(highest);
+        header
+    }
+
+    /// F13, F17: however answers come, doubled, late, forged in a number or of another kind, the floor is never above the
+    /// lowest acknowledgement and never falls; in the end it is there, wherever the numbers wrap.
+    #[test]
+    fn the_floor_follows_the_lowest_acknowledgement() {
+        const REACH: u32 = 16;
+        for begin in [0, 5, i32::MAX as u32 - 40, u32::MAX - 40] {
+            let (mut floor, mut told) = (Told::default(), Vec::new());
+            for step in 0..80 {
+                let min_ack = begin.wrapping_add(step);
+                told.push(pending(min_ack, min_ack.wrapping_add(step % (REACH + 1))));
+                // An earlier one once more, the present one, and what must not be heeded.
+                let old = told[(step * 7 % (step + 1)) as usize];
+                let far = min_ack.wrapping_add(1000);
+                let mut result = pending(far, far);
+                result.set_flags(flags::RESULT);
+                let mut partial = pending(far, far);
+                partial.set_flags(flags::PARTIAL);
+                let forged = [pending(far, min_ack), pending(min_ack, far), result, partial];
+                for answer in [told[step as usize], old].iter().chain(&forged) {
+                    if let Some(min_ack) = min_ack_of(answer, REACH) {
+                        floor.raise(min_ack);
+                    }
+                    assert_eq!(floor, Told(Some(Seq(min_ack))));
+                }
+            }
+        }
+    }
 
     #[test]
     fn the_hash_is_the_crc_of_ethernet() {

@@ -264,6 +264,7 @@ impl Audit<'_> {
 mod tests {
     use super::*;
     use crate::scenario::{MemoryKind, ValuesKind};
+    use paatp_common::switch::Told;
     use paatp_common::wire::{Chunk, ElementType, Kind, Operation, Request};
 
     fn adder(world: u8, patience: u64) -> Adder {
@@ -347,7 +348,8 @@ mod tests {
         assert_eq!(contribute(&mut adder, 0, other, 50), Ok(Outcome::Forward));
         assert_eq!(adder.crowded(0), Some(1));
         let mut early = adder;
-        early.reached[0] = Reached { generation: generation(0), floor: Seq(1), ..Reached::default() };
+        early.reached[0] =
+            Reached { generation: generation(0), floor: Told(Some(Seq(1))), ..Reached::default() };
         let violation = contribute(&mut early, 0, other, 60).unwrap_err();
         assert!(violation.rule.contains("too early") && violation.seq == 0, "{violation}");
     }

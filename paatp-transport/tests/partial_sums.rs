@@ -97,6 +97,31 @@ fn a_switch_that_is_too_small_and_a_rank_beside_it() {
     }
 }
 
+/// A switch that is replaced far beyond S, where no slot has told it how far the job is, learns it from the aggregator and adds
+/// again.
+#[test]
+fn a_switch_that_has_forgotten_everything_adds_again() {
+    const CHUNKS: usize = 600;
+    let shape = Shape { world: 3, lanes: 32, window: 8, slots: 16 };
+    let plain = all_reduce(&mut net(shape, FAIR, 1), 32 * CHUNKS);
+    for seed in 1..=5 {
+        let mut net = net(shape, Weather { jitter: 40, ..FAIR }, seed);
+        net.switch = Some(switch(shape, 0b111, 64, PATIENT));
+        for (rank, worker) in (0..).zip(&mut net.workers) {
+            worker.all_reduce(Time(net.now), Reduction::Sum, values(rank, 32 * CHUNKS));
+        }
+        let enough = (CHUNKS / 4) as u64;
+        let completed = |net: &Net| net.switch.as_ref().unwrap().counted(Count::Completed);
+        net.run(3_000_000, |net| completed(net) >= enough);
+        net.switch = Some(switch(shape, 0b111, 64, PATIENT));
+        net.run_until_events(1, 3_000_000);
+        assert_eq!(bits(&net.results()[0]), plain);
+        let switch = net.switch.as_ref().unwrap();
+        assert!(switch.counted(Count::PassedWindow) > 0, "{:?}", switch.counts);
+        assert!(switch.counted(Count::Completed) > enough, "seed {seed}: {:?}", switch.counts);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 

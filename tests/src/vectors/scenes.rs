@@ -155,11 +155,12 @@ type Make = fn() -> Result<Vector>;
 /// # Errors
 /// Where a switch does not do what it is said to do.
 pub fn all() -> Result<BTreeMap<String, Vector>> {
-    let scenes: [(&str, Make); 14] = [
+    let scenes: [(&str, Make); 15] = [
         ("sum", sum),
         ("lengths", lengths),
         ("duplicates", duplicates),
         ("window", window),
+        ("floor", floor),
         ("mismatch", mismatch),
         ("passed", passed),
         ("operations", operations),
@@ -229,6 +230,40 @@ fn window() -> Result<Vector> {
     }
     scene.send("rank 1: now there is room", &job, &at(1, 4, 2), true);
     scene.send("rank 1: all ranks have acknowledged this one", &job, &at(1, 1, 2), false);
+    scene.done()
+}
+
+fn floor() -> Result<Vector> {
+    let job = job();
+    let about = "A switch that has forgotten how far a job is learns it from an answer without a result, around the end of \
+                 the numbers.";
+    let mut scene = Scene::new(about, &[job], roomy(1));
+    let at = |from: u32| u32::MAX.wrapping_add(from);
+    let own = |rank, seq, ack| Request { ack: Seq(ack), progress: Seq(seq), ..data(&job, rank, seq) };
+    let told = |min_ack, progress| {
+        answer(&job, 0, &[], |header| {
+            header.set_raw_want(min_ack);
+            header.set_raw_ack(progress);
+            header.set_raw_progress(progress);
+        })
+    };
+    scene.send("rank 0: nothing is known but the job's beginning", &job, &own(0, at(0), at(0)), false);
+    scene.down("all ranks have acknowledged what is before the last number", &told(at(0), at(1)));
+    scene.send("rank 1: the last chunk of the window", &job, &own(1, at(3), at(0)), false);
+    scene.send("rank 1: one further", &job, &own(1, at(4), at(0)), false);
+    scene.down("an answer that was under way for long lowers nothing", &told(at(0).wrapping_sub(9), at(0)));
+    scene.down("nobody is so far ahead of what all have", &told(at(4), at(9)));
+    let mut other = told(at(4), at(5));
+    edit(&mut other[PLAIN_HEADER..], |header| header.set_flags(flags::PARTIAL));
+    scene.down("another switch's answer says nothing of it", &other);
+    let mut rejoin = told(at(4), at(5));
+    edit(&mut rejoin[PLAIN_HEADER..], |header| header.set_status(Status::Rejoin as u8));
+    scene.down("nor does REJOIN", &rejoin);
+    scene.send("rank 2: so the window is the same", &job, &own(2, at(4), at(0)), false);
+    scene.send("rank 2: at its beginning as well", &job, &own(2, at(1), at(0)), false);
+    scene.down("all ranks are further", &told(at(2), at(4)));
+    scene.send("rank 0: now there is room", &job, &own(0, at(5), at(2)), false);
+    scene.send("rank 0: all ranks have acknowledged this one", &job, &own(0, at(1), at(2)), false);
     scene.done()
 }
 
