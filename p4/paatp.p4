@@ -221,6 +221,7 @@ control PaatpIngress(
     register<bit<64>>(PAATP_MAX_JOBS) job_floor;
     register<bit<64>>(PAATP_MAX_JOBS) job_p_min;
     register<bit<64>>(PAATP_MAX_JOBS) job_p_max;
+    register<bit<64>>(PAATP_MAX_JOBS) job_crowded;   /* the latest chunk that found no place */
     counter(PAATP_COUNTS, CounterType.packets) counts;
 
     PaatpLanes() lanes;
@@ -400,12 +401,13 @@ control PaatpIngress(
         job_p_max.read(word, job);
         bit<32> p_max = RAISED(word, hdr.paatp.progress);
         job_p_max.write(job, hdr.paatp.generation ++ p_max);
-        job_floor.read(word, job);
-        bit<32> floor = NUMBER_OF(word);
+        bit<64> floor_word;
+        job_floor.read(floor_word, job);
+        bit<32> floor = NUMBER_OF(floor_word);
         if (is_answer && hdr.paatp.flags & (PAATP_FLAG_RESULT | PAATP_FLAG_PARTIAL) == 0
             && hdr.paatp.progress - hdr.paatp.want <= meta.job.reach) {
             /* min_ack: or a job of which no slot becomes complete for S chunks would be out of the window for good. */
-            job_floor.write(job, hdr.paatp.generation ++ RAISED(word, hdr.paatp.want));
+            job_floor.write(job, hdr.paatp.generation ++ RAISED(floor_word, hdr.paatp.want));
         }
 
         if (is_answer && (hdr.paatp.flags & PAATP_FLAG_RESULT == 0 || !is_local)) {
@@ -470,6 +472,10 @@ control PaatpIngress(
             return;
         }
 
+        /* Of this chunk or a later one something was passed on for want of a place: a slot would wait for it in vain. */
+        job_crowded.read(word, job);
+        bool was_crowded = word[63:32] == hdr.paatp.generation && word[31:0] - seq < meta.job.reach;
+
         bit<40> agreed = PAATP_AGREED(hdr.paatp);
         bit<64> bits = hdr.paatp.bitmap;
         bit<8> contributors = 1;
@@ -517,7 +523,7 @@ control PaatpIngress(
             bit<1> mark;
             slot_congested.read(mark, slot);
             congested = congested | mark;
-        } else if (has_free) {
+        } else if (has_free && !was_crowded) {
             slot = free_slot;
             counts.count(PAATP_COUNT_STORED);
             if (evicts) {
@@ -528,6 +534,9 @@ control PaatpIngress(
             slot_agreed.write(slot, agreed);
         } else {
             counts.count(PAATP_COUNT_PASSED_CROWDED);
+            if (!was_crowded) {
+                job_crowded.write(job, hdr.paatp.generation ++ seq);
+            }
             return;
         }
         bool is_complete = meta.job.local & ~bits == 0;
@@ -547,7 +556,7 @@ control PaatpIngress(
             return;
         }
         counts.count(PAATP_COUNT_COMPLETED);
-        job_floor.write(job, hdr.paatp.generation ++ RAISED(word, ack));
+        job_floor.write(job, hdr.paatp.generation ++ RAISED(floor_word, ack));
         hdr.ipv4.ecn = congested == 1 ? CONGESTED : hdr.ipv4.ecn;
         send_up(bits, contributors, tag, next_exponent, ack, progress);
     }

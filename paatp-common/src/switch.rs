@@ -25,7 +25,7 @@ counters! {
         Results = "results": "Results of the aggregator that were handed to all ranks of the switch.",
         PassedUnfit = "passed_unfit": "Contributions that a switch does not take: retransmissions, redos, other operations or lengths.",
         PassedWindow = "passed_window": "Contributions outside of the window as the switch knows it; passed on.",
-        PassedCrowded = "passed_crowded": "Contributions that found no free slot at the places of their chunk; passed on.",
+        PassedCrowded = "passed_crowded": "Contributions that found no free slot at the places of their chunk, or whose chunk is not after one that found none; passed on.",
         PassedMismatch = "passed_mismatch": "Contributions that differ from their slot in operation, type, lanes, exponent or root; passed on.",
         PassedLate = "passed_late": "Contributions to a chunk whose partial sum had been sent on; passed on.",
         Evicted = "evicted": "Slots that were taken for another chunk before their own had its result.",
@@ -137,6 +137,8 @@ pub struct Reached {
     pub p_min: Told,
     /// Highest progress in the job.
     pub p_max: Told,
+    /// The latest chunk that found no place.
+    pub crowded: Told,
 }
 
 /// A number of a generation, once something has told it.
@@ -162,6 +164,13 @@ impl Reached {
             *self = Reached { generation, ..Reached::default() };
         }
         self
+    }
+
+    /// This chunk, or a later one within the window, found no place. Somebody's contribution to it went on to the aggregator
+    /// then, as every rank sends in order, and a slot that the others began would wait for it in vain. By distance, or what
+    /// was crowded half of all numbers ago would lie ahead.
+    fn was_crowded(&self, seq: Seq, reach: u32) -> bool {
+        self.crowded.0.is_some_and(|latest| latest.since(seq) < reach)
     }
 }
 
@@ -224,6 +233,16 @@ impl Switch<'_> {
         Outcome::Forward
     }
 
+    /// No place for a chunk, nor for those before it that have none.
+    fn pass_crowded(&mut self, job: &SwitchJob<'_>, seq: Seq) -> Outcome {
+        if let Some(reached) = self.reached.get_mut(usize::from(job.number))
+            && !reached.was_crowded(seq, job.reach)
+        {
+            reached.crowded = Told(Some(seq));
+        }
+        self.pass(Count::PassedCrowded)
+    }
+
     /// A contribution of a rank of the switch.
     fn contribute(
         &mut self,
@@ -262,11 +281,11 @@ impl Switch<'_> {
                 self.add(index, header, payload, passing);
                 index
             }
-            Place::Free(index) => {
+            Place::Free(index) if !reached.was_crowded(header.seq(), job.reach) => {
                 self.store(index, header, payload, passing);
                 index
             }
-            Place::None => return self.pass(Count::PassedCrowded),
+            Place::Free(_) | Place::None => return self.pass_crowded(job, header.seq()),
         };
         let cell = &mut self.cells[index];
         if job.local & !cell.bits != 0 {

@@ -39,8 +39,9 @@ fn more_memory_adds_more_and_is_not_slower() {
     let [few, .., unlimited] = &sweep.rows[..] else { panic!("{sweep:?}") };
     assert!(unlimited.of_none.least > 2.0 && unlimited.summed_share.least > 0.99, "{unlimited:?}");
     assert!(unlimited.crowded_share.most < 0.001 && unlimited.unfinished_share.most < 0.001, "{unlimited:?}");
-    // Sixteen slots are too few for anything but being right: what docs/simulator.md says of them.
-    assert!(few.crowded_share.least > 0.1 && few.unfinished_share.least > 0.1, "{few:?}");
+    // Sixteen slots are too few for most of it, and do no harm: docs/simulator.md. What is passed on, is as a whole.
+    assert!(few.crowded_share.least > 0.1 && few.unfinished_share.most < 0.1, "{few:?}");
+    assert!(few.of_none.least > 1.0, "{few:?}");
     assert!(few.of_unlimited.most < 0.5, "{few:?}");
 }
 

@@ -230,7 +230,7 @@ const SLOT_BITS: u32 = 12;
 const SEED: u32 = 0x8765_4321;
 
 /// Where the two programs differ; docs/switch.md says why.
-const DIFFERENT: [(&str, &str); 11] = [
+const DIFFERENT: [(&str, &str); 14] = [
     // Headers are not checked: what the switch makes of a damaged one is as damaged.
     ("damage", "in the header"),
     ("results", "a damaged header frees nothing"),
@@ -242,6 +242,10 @@ const DIFFERENT: [(&str, &str); 11] = [
     // No window.
     ("window", "rank 0: one further"),
     ("window", "rank 1: all ranks have acknowledged this one"),
+    // One place of very many slots.
+    ("crowded", "no place"),
+    ("crowded", "there is a place now, but a part of it has gone by"),
+    ("crowded", "as something of this one may have"),
     ("floor", "rank 0: nothing is known but the job's beginning"),
     ("floor", "rank 1: one further"),
     ("floor", "rank 2: so the window is the same"),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use paatp_common::Seq;
 use paatp_common::frame::PLAIN_HEADER;
 use paatp_common::limits::STANDARD_BLOCKS;
@@ -64,6 +64,18 @@ impl Scene {
     fn send(&mut self, what: &str, job: &TestJob, request: &Request, same: bool) {
         let lanes = lanes_of(job.world, request.worker, request.seq, request.chunk.lanes);
         self.frame(what, request.worker, job.frame(request, &lanes), same);
+    }
+
+    /// A contribution that the switch is to pass on as it is.
+    fn pass(&mut self, what: &str, job: &TestJob, request: &Request) {
+        self.send(what, job, request, false);
+        let step = self.vector.steps.last().filter(|step| {
+            let out = step.switch.as_ref().and_then(|effect| effect.out.get("node"));
+            out != Some(&step.frame)
+        });
+        if step.is_some() {
+            self.failure = Some(format!("{what}: the switch does not pass it on"));
+        }
     }
 
     /// A frame of the aggregator that the switch alone sees.
@@ -247,10 +259,10 @@ fn floor() -> Result<Vector> {
             header.set_raw_progress(progress);
         })
     };
-    scene.send("rank 0: nothing is known but the job's beginning", &job, &own(0, at(0), at(0)), false);
+    scene.pass("rank 0: nothing is known but the job's beginning", &job, &own(0, at(0), at(0)));
     scene.down("all ranks have acknowledged what is before the last number", &told(at(0), at(1)));
     scene.send("rank 1: the last chunk of the window", &job, &own(1, at(3), at(0)), false);
-    scene.send("rank 1: one further", &job, &own(1, at(4), at(0)), false);
+    scene.pass("rank 1: one further", &job, &own(1, at(4), at(0)));
     scene.down("an answer that was under way for long lowers nothing", &told(at(0).wrapping_sub(9), at(0)));
     scene.down("nobody is so far ahead of what all have", &told(at(4), at(9)));
     let mut other = told(at(4), at(5));
@@ -259,11 +271,11 @@ fn floor() -> Result<Vector> {
     let mut rejoin = told(at(4), at(5));
     edit(&mut rejoin[PLAIN_HEADER..], |header| header.set_status(Status::Rejoin as u8));
     scene.down("nor does REJOIN", &rejoin);
-    scene.send("rank 2: so the window is the same", &job, &own(2, at(4), at(0)), false);
+    scene.pass("rank 2: so the window is the same", &job, &own(2, at(4), at(0)));
     scene.send("rank 2: at its beginning as well", &job, &own(2, at(1), at(0)), false);
     scene.down("all ranks are further", &told(at(2), at(4)));
     scene.send("rank 0: now there is room", &job, &own(0, at(5), at(2)), false);
-    scene.send("rank 0: all ranks have acknowledged this one", &job, &own(0, at(1), at(2)), false);
+    scene.pass("rank 0: all ranks have acknowledged this one", &job, &own(0, at(1), at(2)));
     scene.done()
 }
 
@@ -344,20 +356,30 @@ fn colliding(slots: usize, count: usize) -> Vec<u32> {
 }
 
 fn crowded() -> Result<Vector> {
-    let about =
-        "Three chunks with one home: k = 2 finds a place for two of them, the third goes to the aggregator.";
+    let about = "k = 2 finds places for two chunks, a third has none but theirs and goes to the aggregator, and so does all \
+                 the rest of it, and of chunks before it that have none.";
     const SLOTS: usize = 16;
-    let seqs = colliding(SLOTS, 3);
+    const K: u8 = 2;
     let job = TestJob::new(2, 1 << 10, LANES);
-    let switch = SwitchSpec { slots: SLOTS, k: 2, patience: PATIENT };
-    let mut scene = Scene::new(about, &[job], Some(switch));
-    scene.send("first place", &job, &data(&job, 0, seqs[0]), true);
-    scene.send("second place", &job, &data(&job, 0, seqs[1]), true);
-    scene.send("no place", &job, &data(&job, 0, seqs[2]), false);
-    scene.send("in the first place", &job, &data(&job, 1, seqs[0]), true);
-    scene.down("its result frees it", &result(&job, 1, seqs[0], LANES));
-    scene.send("in the second place, although the first is free", &job, &data(&job, 1, seqs[1]), true);
-    scene.send("there is a place now", &job, &data(&job, 1, seqs[2]), false);
+    let (first, second) = (0, colliding(SLOTS, 2)[1]);
+    let taken = [places(0, Seq(first), SLOTS)[0], places(0, Seq(second), SLOTS)[1]];
+    let has_taken_ones_alone =
+        |seq: &u32| places(0, Seq(*seq), SLOTS)[..usize::from(K)].iter().all(|place| taken.contains(place));
+    let mut crowded = (second + 2..job.slots).filter(has_taken_ones_alone);
+    let (Some(third), Some(fourth)) = (crowded.next(), crowded.next()) else {
+        bail!("no chunks with these places")
+    };
+    let mut scene = Scene::new(about, &[job], Some(SwitchSpec { slots: SLOTS, k: K, patience: PATIENT }));
+    scene.send("first place", &job, &data(&job, 0, first), true);
+    scene.send("second place", &job, &data(&job, 0, second), true);
+    scene.pass("no place", &job, &data(&job, 0, third));
+    scene.send("in the first place", &job, &data(&job, 1, first), true);
+    scene.down("its result frees it", &result(&job, 1, first, LANES));
+    scene.send("in the second place, although the first is free", &job, &data(&job, 1, second), true);
+    scene.pass("there is a place now, but a part of it has gone by", &job, &data(&job, 1, third));
+    scene.pass("as something of this one may have", &job, &data(&job, 1, third - 1));
+    scene.send("a later chunk may have the place", &job, &data(&job, 1, fourth), true);
+    scene.send("and has it", &job, &data(&job, 0, fourth), true);
     scene.done()
 }
 
