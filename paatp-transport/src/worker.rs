@@ -238,6 +238,8 @@ pub struct Worker {
     delivered: u64,
     /// All contributions below have been acknowledged, or their results delivered: `progress` on the wire.
     acknowledged: u64,
+    /// The same without what only a switch acknowledged: that may yet have the aggregator's link before it.
+    through: u64,
     /// First chunk that was never contributed.
     next: u64,
     /// First chunk after all operations: one less than it will be for each that turns out to need a round.
@@ -317,6 +319,7 @@ impl Worker {
             handles: 0,
             delivered: 0,
             acknowledged: 0,
+            through: 0,
             next: 0,
             end: 0,
             latest_round: None,

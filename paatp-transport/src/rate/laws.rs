@@ -31,11 +31,12 @@ pub(super) fn feedback() -> Feedback {
         p_min: 0,
         p_max: 0,
         progress: 0,
+        through: 0,
         delivered: 0,
         next: 0,
         granted: 0,
         gain: 0,
-        chunks_acked: 0,
+        chunks_through: 0,
     }
 }
 
@@ -48,9 +49,9 @@ fn any_feedback() -> impl Strategy<Value = Feedback> {
     let position = || prop_oneof![0..200u64, Just(u64::MAX), any::<u64>()];
     let flags = (any::<bool>(), any::<bool>(), any::<u16>(), any::<i8>(), any::<u32>());
     let times = (any::<u64>(), proptest::option::of(prop_oneof![0..1000u64, any::<u64>()]));
-    (times, flags, proptest::array::uniform5(position())).prop_map(|((now, rtt), flags, at)| {
-        let (ecn_echo, busy, granted, gain, chunks_acked) = flags;
-        let [p_min, p_max, progress, delivered, next] = at;
+    (times, flags, proptest::array::uniform6(position())).prop_map(|((now, rtt), flags, at)| {
+        let (ecn_echo, busy, granted, gain, chunks_through) = flags;
+        let [p_min, p_max, progress, delivered, next, through] = at;
         Feedback {
             now: Time(now),
             rtt: rtt.map(Duration::from_micros),
@@ -59,11 +60,12 @@ fn any_feedback() -> impl Strategy<Value = Feedback> {
             p_min,
             p_max,
             progress,
+            through,
             delivered,
             next,
             granted,
             gain,
-            chunks_acked,
+            chunks_through,
         }
     })
 }
@@ -124,10 +126,11 @@ impl Path {
                 p_min: self.done,
                 p_max: self.done,
                 progress: self.done,
+                through: self.done,
                 delivered: self.done,
                 next,
                 granted: 64,
-                chunks_acked: 1,
+                chunks_through: 1,
                 ..feedback()
             };
             change(&mut feedback);

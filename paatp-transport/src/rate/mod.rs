@@ -1,7 +1,8 @@
 //! Rate control: how far a worker may run ahead, and how fast.
 //!
-//! Two numbers bound a worker from two sides. *gack*, its own contributions that are acknowledged, tells what the path
-//! takes: at most `congestion` chunks may lie past it. *aack*, the results that are delivered, tells what all ranks have
+//! Two numbers bound a worker from two sides. *gack*, its own contributions that the aggregator has acknowledged, tells what
+//! the path takes: at most `congestion` chunks may lie past it. (What a switch acknowledged has the path from there before it.)
+//! *aack*, the results that are delivered, tells what all ranks have
 //! reached: at most `asynchronous` chunks may lie past it. Chunk k is contributed iff
 //!
 //! ```text
@@ -42,7 +43,7 @@ use crate::time::Time;
 pub struct Feedback {
     /// Now.
     pub now: Time,
-    /// Round-trip time of this answer's request; `None` if it is no longer known.
+    /// Round-trip time of this answer's request; `None` if it is no longer known, or a switch on the way answered.
     pub rtt: Option<Duration>,
     /// The request or this answer met congestion.
     pub ecn_echo: bool,
@@ -52,8 +53,10 @@ pub struct Feedback {
     pub p_min: u64,
     /// Highest progress of all ranks.
     pub p_max: u64,
-    /// This rank's progress (gack): its contributions below are acknowledged.
+    /// This rank's progress: its contributions below are acknowledged. What [`Feedback::p_min`] and `p_max` are compared with.
     pub progress: u64,
+    /// The same as the aggregator alone acknowledged it, or brought the results (gack).
+    pub through: u64,
     /// Results below are delivered (aack).
     pub delivered: u64,
     /// First chunk that was never contributed.
@@ -62,14 +65,14 @@ pub struct Feedback {
     pub granted: u16,
     /// Rate-control gain, in 1/128: the increase is multiplied by `1 + gain / 128`.
     pub gain: i8,
-    /// By how much this answer moved `progress`.
-    pub chunks_acked: u32,
+    /// By how much this answer moved `through`.
+    pub chunks_through: u32,
 }
 
 /// How far a worker may run ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Windows {
-    /// Chunks past the own acknowledged ones (gack).
+    /// Chunks past the own ones that are through (gack).
     pub congestion: u32,
     /// Chunks past the delivered ones (aack). The worker bounds it by W, and by what the aggregator grants where the
     /// controller heeds that.

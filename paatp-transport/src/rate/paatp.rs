@@ -94,21 +94,32 @@ impl Standing {
 struct Slowest {
     /// When p_min was last looked at, and what it was.
     last: Option<(Time, u64)>,
-    /// Nanoseconds; `None` before it moved.
-    interval: Option<f64>,
+    /// Averages of how long a sample took, in nanoseconds, and of how far p_min moved in it. Their ratio is the interval. The
+    /// average of ratios would be too long, for p_min moves in bursts, and behind a switch most of all.
+    elapsed: f64,
+    moved: f64,
 }
 
 impl Slowest {
-    /// Takes a sample when p_min has moved and `span` has passed.
+    /// Takes a sample when p_min has moved and `span` has passed, unless nothing was to be done meanwhile.
     fn watch(&mut self, feedback: &Feedback, span: Duration) {
+        if feedback.delivered >= feedback.next {
+            self.last = None;
+            return;
+        }
         let (since, p_min) = *self.last.get_or_insert((feedback.now, feedback.p_min));
         let (elapsed, moved) = (feedback.now.since(since), feedback.p_min.saturating_sub(p_min));
         if moved == 0 || elapsed.is_zero() || elapsed < span {
             return;
         }
         self.last = Some((feedback.now, feedback.p_min));
-        let sample = elapsed.as_nanos() as f64 / moved as f64;
-        self.interval = Some(self.interval.map_or(sample, |old| average(old, sample, INTERVAL_SHARE)));
+        self.elapsed = average(self.elapsed, elapsed.as_nanos() as f64, INTERVAL_SHARE);
+        self.moved = average(self.moved, moved as f64, INTERVAL_SHARE);
+    }
+
+    /// Nanoseconds; `None` before it moved.
+    fn interval(&self) -> Option<f64> {
+        (self.moved > 0.0).then(|| self.elapsed / self.moved)
     }
 }
 
@@ -197,7 +208,7 @@ impl PaAtp {
         let Tuning { near, near_congested, .. } = self.tuning;
         let near = if self.alpha > CONGESTED { near_congested } else { near };
         let leads = self.standing.lag <= 0.5 && ahead >= near * bound;
-        let interval = self.slowest.interval.filter(|_| leads);
+        let interval = self.slowest.interval().filter(|_| leads);
         self.pace = interval.map(|nanoseconds| Duration::from_nanos((nanoseconds * self.tuning.pace) as u64));
     }
 }
@@ -227,15 +238,15 @@ impl Controller for PaAtp {
         self.standing = Standing::of(feedback, bound);
         self.slowest.watch(feedback, self.rtt);
         self.set_pace(feedback, bound);
-        let under_way = feedback.next.saturating_sub(feedback.progress);
+        let under_way = feedback.next.saturating_sub(feedback.through);
         let filled =
-            under_way.saturating_add(u64::from(feedback.chunks_acked)) as f64 >= self.congestion - 1.0;
+            under_way.saturating_add(u64::from(feedback.chunks_through)) as f64 >= self.congestion - 1.0;
         self.epoch.count(feedback, filled);
         if self.slow_start && filled && !feedback.ecn_echo {
-            self.congestion += f64::from(feedback.chunks_acked);
+            self.congestion += f64::from(feedback.chunks_through);
             self.clamp();
         }
-        if let Some(counts) = self.epoch.turn(feedback.progress, feedback.next) {
+        if let Some(counts) = self.epoch.turn(feedback.through, feedback.next) {
             self.end_window(counts, feedback.gain);
         }
     }
@@ -338,11 +349,48 @@ mod tests {
     fn a_leader_paces_itself_earlier_on_a_congested_path() {
         for (alpha, paced) in [(0.0, false), (0.5, true)] {
             let mut controller = PaAtp { alpha, ..settled(LEADER) };
-            controller.slowest.interval = Some(10_000.0);
+            (controller.slowest.elapsed, controller.slowest.moved) = (10_000.0, 1.0);
             let progress = 20;
             controller.set_pace(&Feedback { progress, p_min: 10, ..feedback() }, 64.0);
             assert_eq!(controller.pace.is_some(), paced, "10 of 64 chunks ahead, α {alpha}");
         }
+    }
+
+    /// p_min of 31 chunks in 25 µs, one in 20 and the others in 5; then nothing was to be done for a second.
+    #[test]
+    fn bursts_and_pauses_do_not_make_the_slowest_rank_slower() {
+        let mut slowest = Slowest::default();
+        let (mut now, mut p_min) = (0, 0);
+        for _ in 0..20 {
+            for (span, chunks) in [(20, 1), (5, 30)] {
+                (now, p_min) = (now + span, p_min + chunks);
+                let next = p_min + 64;
+                slowest.watch(&Feedback { now: Time(now), p_min, next, ..feedback() }, Duration::ZERO);
+            }
+        }
+        let interval = slowest.interval().unwrap();
+        assert!((500.0..1_100.0).contains(&interval), "{interval} ns, 806 in the long run");
+        slowest
+            .watch(&Feedback { now: Time(now), p_min, delivered: 9, next: 9, ..feedback() }, Duration::ZERO);
+        let next = p_min + 99;
+        for after in [1_000_000, 1_000_020] {
+            let now = Time(now + after);
+            p_min += 10;
+            slowest.watch(&Feedback { now, p_min, next, ..feedback() }, Duration::ZERO);
+        }
+        assert!(slowest.interval().unwrap() < 1_500.0, "{:?}", slowest.interval());
+    }
+
+    /// What only a switch has acknowledged fills the congestion window, and does not open it.
+    #[test]
+    fn what_a_switch_acknowledged_is_still_under_way() {
+        let grown = |through, chunks_through| {
+            let mut controller = PaAtp::new(&MEMBERSHIP);
+            let (progress, next) = (10, 10);
+            controller.on_answer(&Feedback { progress, through, next, chunks_through, ..feedback() });
+            controller.congestion - INITIAL_WINDOW
+        };
+        assert_eq!([grown(0, 0), grown(5, 5)], [0.0, 5.0]);
     }
 
     #[test]
@@ -350,8 +398,8 @@ mod tests {
         let mut controller = PaAtp::new(&MEMBERSHIP);
         for trip in 0..3u64 {
             let next = 10 * (trip + 2);
-            let (progress, chunks_acked) = (10 * (trip + 1), 10);
-            controller.on_answer(&Feedback { progress, next, chunks_acked, ..feedback() });
+            let (through, chunks_through) = (10 * (trip + 1), 10);
+            controller.on_answer(&Feedback { through, next, chunks_through, ..feedback() });
         }
         assert_eq!(controller.congestion, 30.0, "20 under way do not fill 30");
         controller.on_losses(Time(0), 1);

@@ -37,7 +37,7 @@ impl Worker {
 
     fn cut(&mut self, now: Time, cut: u64) {
         self.end = self.end.min(cut);
-        self.acknowledged = self.acknowledged.min(self.end);
+        self.keep_within_end();
         if self.overflow.as_ref().is_some_and(|(position, _)| *position >= self.end) {
             self.overflow = None;
         }
@@ -57,7 +57,12 @@ impl Worker {
     fn stop_contributing_after(&mut self, position: u64) {
         // Operations keep their ends; only what may still be done shrinks.
         self.end = self.end.min(position + 1);
+        self.keep_within_end();
+    }
+
+    fn keep_within_end(&mut self) {
         self.acknowledged = self.acknowledged.min(self.end);
+        self.through = self.through.min(self.end);
     }
 
     /// Fails everything and stops.

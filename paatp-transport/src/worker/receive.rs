@@ -118,21 +118,22 @@ impl Worker {
         self.statistics.copied_results += u64::from(is_copy);
         self.statistics.late_answers += u64::from(settled.is_some_and(|s| s.late));
         self.statistics.srtt_us = self.recovery.srtt().map_or(0, |srtt| srtt.as_micros() as u64);
-        let before = self.acknowledged;
+        let before = self.through;
         self.heed(now, answer, result, settled);
         self.controller.on_answer(&Feedback {
             now,
-            rtt: settled.map(|s| s.rtt),
+            rtt: settled.filter(|_| !answer.by_switch).map(|s| s.rtt),
             ecn_echo: answer.ecn_echo || marked,
             busy: answer.status == Status::Busy,
             p_min: self.others.p_min,
             p_max: self.others.p_max,
             progress: self.acknowledged,
+            through: self.through,
             delivered: self.delivered,
             next: self.next,
             granted: answer.window,
             gain: self.gain,
-            chunks_acked: self.acknowledged.saturating_sub(before).min(u64::from(u32::MAX)) as u32,
+            chunks_through: self.through.saturating_sub(before).min(u64::from(u32::MAX)) as u32,
         });
     }
 
@@ -304,6 +305,11 @@ impl Worker {
         let is_in = |entry: &Entry| entry.contribution == Contribution::Acknowledged;
         while self.acknowledged < self.open_end() && self.ring.get(self.acknowledged).is_some_and(is_in) {
             self.acknowledged += 1;
+        }
+        self.through = self.through.max(known);
+        let is_through = |entry: &Entry| is_in(entry) && (!entry.entrusted || entry.wish == Wish::Delivered);
+        while self.through < self.acknowledged && self.ring.get(self.through).is_some_and(is_through) {
+            self.through += 1;
         }
     }
 

@@ -55,7 +55,7 @@ impl Worker {
         Some(made)
     }
 
-    /// First chunk that may not be contributed yet: `min(gack + congestion, aack + asynchronous)`, the latter bounded by W,
+    /// First chunk that may not be contributed yet (gack is `through`): `min(gack + congestion, aack + asynchronous)`, the latter bounded by W,
     /// because result k − W must be here before chunk k is made (protocol-rules F5), and by what the aggregator grants.
     fn send_limit(&self) -> u64 {
         let windows = self.controller.windows();
@@ -64,7 +64,7 @@ impl Worker {
         let most = self.membership.window.min(granted).max(1);
         let asynchronous = u64::from(windows.asynchronous).clamp(1, u64::from(most));
         let congestion = u64::from(windows.congestion.max(1));
-        (self.acknowledged + congestion).min(self.delivered + asynchronous).max(self.delivered + 1)
+        (self.through + congestion).min(self.delivered + asynchronous).max(self.delivered + 1)
     }
 
     /// What all ranks agreed on for this chunk one window ahead. Only a complete result says it: an acknowledgement tells a

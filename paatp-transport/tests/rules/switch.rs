@@ -108,3 +108,35 @@ fn r218_a_copy_answers_nothing() {
     assert_eq!((last.copied_results, last.duplicate_results), (1, after.duplicate_results + 1));
     assert!(last.srtt_us > after.srtt_us, "{last:?}");
 }
+
+/// What only a switch has acknowledged has the aggregator's link before it: the congestion window stays full until the
+/// aggregator acknowledges. To the other ranks it is progress all the same.
+#[test]
+fn a_switch_opens_no_congestion_window() {
+    let shape = Shape { window: 64, slots: 128, ..SHAPE };
+    for (bits, goes_on) in [(flags::PARTIAL, false), (0, true)] {
+        let membership = membership(shape, 0);
+        let controller = Algorithm::PaAtp.controller(&membership);
+        let mut worker = Worker::with_controller(membership, settings(), controller).unwrap();
+        worker.all_reduce(Time(0), Reduction::Sum, ones(32 * 100));
+        let round = sent(&mut worker, 0);
+        let mut result = round_result(&round[0], 3);
+        result.set_window(0);
+        result.seal();
+        worker.handle_datagram(Time(50), result.as_bytes());
+        let is_data = |request: &Request| request.kind == Kind::Data;
+        let first = sent(&mut worker, 100);
+        assert!((5..20).contains(&first.len()) && first.iter().all(is_data), "{} chunks", first.len());
+        for request in &first {
+            let answer = pending(request, Status::Ok, |header| {
+                header.set_flags(bits);
+                header.set_window(0);
+            });
+            worker.handle_datagram(Time(150), answer.as_bytes());
+        }
+        let then = sent(&mut worker, 200);
+        assert_eq!(then.iter().any(is_data), goes_on, "{} requests", then.len());
+        let told = then.first().copied().unwrap_or_else(|| pull(&mut worker, &mut 200));
+        assert_eq!(told.progress, Seq(1 + first.len() as u32));
+    }
+}
