@@ -94,6 +94,8 @@ const bit<8> PROTOCOL_UDP = 17;
 const bit<2> CONGESTED = 3;
 const bit<2> ECN_CAPABLE = 2;
 const bit<8> TIME_TO_LIVE = 64;
+/* The number of a broadcast's copies: not sent back to where it came from. */
+const bit<16> FLOOD_COPY = 0xFFFF;
 const bit<16> ETHERNET_BYTES = 14;
 const bit<16> IPV4_BYTES = 20;
 const bit<16> UDP_BYTES = 8;
@@ -589,6 +591,11 @@ control PaatpEgress(
     }
 
     apply {
+        if (standard_metadata.egress_rid == FLOOD_COPY
+            && standard_metadata.egress_port == standard_metadata.ingress_port) {
+            mark_to_drop(standard_metadata);
+            return;
+        }
         if (!meta.tells_port) {
             return;
         }

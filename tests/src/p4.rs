@@ -1,8 +1,8 @@
 //! The switch program on BMv2's `simple_switch`, inside a namespace: compiled, started, told its tables over its own
 //! command line, and looked into. `cargo xtask p4 test` uses it.
 //!
-//! The tools are in no package registry. They are looked for in `P4C` (`p4c-bm2-ss`), `BMV2` (`simple_switch`) and
-//! `BMV2_CLI` (`simple_switch_CLI`), that for Tofino in `P4TEST` (`p4test`), and on `PATH`.
+//! The tools are in no package registry. They are looked for in `P4C` (`p4c-bm2-ss`), `BMV2` (`simple_switch`), `BMV2_CLI`
+//! (`simple_switch_CLI`) and `BMV2_GRPC` (`simple_switch_grpc`), that for Tofino in `P4TEST` (`p4test`), and on `PATH`.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -81,18 +81,29 @@ impl Tools {
     /// # Errors
     /// What the compiler said. Warnings are errors.
     pub fn compile(&self, blocks: usize) -> Result<PathBuf> {
+        Ok(self.pipeline(blocks)?.0)
+    }
+
+    /// The same, and its P4Info in protobuf's binary form.
+    ///
+    /// # Errors
+    /// As [`Tools::compile`].
+    pub fn pipeline(&self, blocks: usize) -> Result<(PathBuf, PathBuf)> {
         let folder = built()?;
         let key = digest(&[sources()])?;
         let [version, _] = self.versions()?;
         let name = format!("{}-{blocks}-{}.json", version.replace(' ', "-"), &key[..16]);
         let (source, json) = (sources().join("paatp.p4"), folder.join(name));
-        if json.is_file() {
-            return Ok(json);
+        let info = json.with_extension("p4info.bin");
+        if json.is_file() && info.is_file() {
+            return Ok((json, info));
         }
         let unfinished = tempfile::NamedTempFile::new_in(&folder)?;
+        let unfinished_info = tempfile::Builder::new().suffix(".bin").tempfile_in(&folder)?;
         let output = Command::new(&self.compiler)
             .args(["--std", "p4-16", "--Werror"])
             .args([format!("-DPAATP_BLOCKS={blocks}"), format!("-DPAATP_SLOTS={SLOTS}")])
+            .args([OsStr::new("--p4runtime-files"), unfinished_info.path().as_os_str()])
             .args([OsStr::new("-o"), unfinished.path().as_os_str(), source.as_os_str()])
             .output()
             .with_context(|| format!("cannot start {}", self.compiler.display()))?;
@@ -102,9 +113,73 @@ impl Tools {
             "p4c refuses {}:\n{said}",
             source.display()
         );
-        unfinished.persist(&json).with_context(|| format!("cannot write {}", json.display()))?;
-        Ok(json)
+        for (unfinished, path) in [(unfinished_info, &info), (unfinished, &json)] {
+            unfinished.persist(path).with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        Ok((json, info))
     }
+}
+
+/// A running `simple_switch_grpc` without a program. Dropping it ends it.
+#[derive(Debug)]
+pub struct GrpcSwitch {
+    child: Child,
+    /// Of its socket; removed with it.
+    _folder: TempDir,
+}
+
+impl GrpcSwitch {
+    /// Starts it in a namespace, with these interfaces as ports 0, 1, …, and its server at this port of all addresses.
+    ///
+    /// # Errors
+    /// Where it does not start.
+    pub fn start(
+        program: &Path,
+        namespace: &Namespace,
+        interfaces: &[String],
+        port: u16,
+    ) -> Result<GrpcSwitch> {
+        let mut command = namespace.command(program);
+        for (port, interface) in interfaces.iter().enumerate() {
+            command.args(["-i", &format!("{port}@{interface}")]);
+        }
+        let folder = tempfile::tempdir().context("no temporary folder")?;
+        let news = format!("ipc://{}/news.ipc", folder.path().display());
+        command.args(["--no-p4", "--log-level", "off", "--notifications-addr", &news]);
+        command.args(["--", "--grpc-server-addr", &format!("0.0.0.0:{port}")]);
+        let child = command
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .with_context(|| format!("cannot start {}", program.display()))?;
+        let mut switch = GrpcSwitch { child, _folder: folder };
+        let end = Instant::now() + PATIENCE;
+        while !namespace.run(|| std::net::TcpStream::connect(("127.0.0.1", port)).is_ok())? {
+            if let Some(status) = switch.child.try_wait()? {
+                bail!("{} ended at once: {status}", program.display());
+            }
+            ensure!(Instant::now() < end, "{} did not listen within {PATIENCE:?}", program.display());
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(switch)
+    }
+}
+
+impl Drop for GrpcSwitch {
+    fn drop(&mut self) {
+        // Both fail only where it has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// `simple_switch_grpc`, for the test `name`, or its skip. It is looked for in `BMV2_GRPC` and on `PATH`.
+///
+/// # Panics
+/// As [`require_p4`].
+#[must_use]
+pub fn require_grpc(name: &str) -> Option<PathBuf> {
+    require(name, find("BMV2_GRPC", "simple_switch_grpc"))
 }
 
 /// The first number that a program says of its version.

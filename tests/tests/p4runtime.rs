@@ -142,11 +142,11 @@ fn jobs_come_and_go_with_their_generations() {
     control.wait_for_jobs(&switch, &[second]);
     control.end("b");
     control.wait_for_jobs(&switch, &[]);
-    control.wait("what jobs stood on goes", || switch.tables().state.len() == 5);
+    control.wait("what jobs stood on goes", || switch.tables().state.len() == 7);
     let tables = switch.tables();
     assert_eq!(tables.halves, Vec::<String>::new());
     let stations = tables.state.keys().filter(|key| matches!(key, Key::Entry(Table::Stations, _))).count();
-    assert_eq!(stations, 5);
+    assert_eq!(stations, 6, "and broadcasts");
     // A deletion begins with the job.
     let jobs = |kind: Type| {
         let is_job = |key: &Key| matches!(key, Key::Entry(Table::Jobs, _));
@@ -185,11 +185,24 @@ fn a_switch_that_forgets_gets_everything_again() {
     control.wait("it is told", || control.report().repaired_entries > 0);
     switch.tables().state.clear();
     control.wait("everything came back", || switch.tables().state == whole);
-    // What somebody else added goes.
+    // What somebody else added goes, but for stations that we were not told of.
     let mut foreign = whole.clone();
     foreign.insert(Key::Entry(Table::Ranks, vec![0, 77, 0, 5]), whole.values().next().unwrap().clone());
     switch.tables().state = foreign;
     control.wait("what is foreign went", || switch.tables().state == whole);
+    let station = Key::Entry(Table::Stations, vec![0x0600_0000_0009]);
+    let there = switch
+        .tables()
+        .state
+        .iter()
+        .find(|(key, _)| matches!(key, Key::Entry(Table::Stations, _)))
+        .unwrap()
+        .1
+        .clone();
+    switch.tables().state.insert(station.clone(), there);
+    switch.tables().state.retain(|key, _| !matches!(key, Key::Entry(Table::Copies, _)));
+    control.wait("the rest came back", || switch.tables().state.len() == whole.len() + 1);
+    assert!(switch.tables().state.contains_key(&station));
     let switch = switch.restart().unwrap();
     control.wait_for_jobs(&switch, &[generation]);
     control.wait("all is there", || switch.tables().state == whole);
@@ -321,7 +334,7 @@ fn at_the_end_the_switch_lets_go() {
     control.wait_for_jobs(&switch, &[generation]);
     control.runtime.block_on(control.handle.release());
     let tables = switch.tables();
-    assert_eq!((tables.generations(), tables.state.len()), (vec![], 5));
+    assert_eq!((tables.generations(), tables.state.len()), (vec![], 7));
     assert_eq!(tables.halves, Vec::<String>::new());
 }
 
@@ -349,6 +362,18 @@ fn windows_come_with_the_next_look() {
     assert!(changes(Type::Modify) < granted.into(), "{} of {granted}", changes(Type::Modify));
     assert_eq!((changes(Type::Insert), changes(Type::Delete)), (1, 0));
     assert_eq!(control.report().repaired_entries, 0);
+    // What is damaged meanwhile is counted: nobody asked for that.
+    switch.tables().state.retain(|key, _| !matches!(key, Key::Group(_)));
+    let begin = Instant::now();
+    while control.report().repaired_entries == 0 {
+        assert!(begin.elapsed() < DEADLINE, "{:?}", control.report());
+        granted += 1;
+        control.membership.grant(0, granted).unwrap();
+        control.tell();
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    // The groups of the job and of broadcasts, at least: the job itself came back with another window.
+    assert!(control.report().repaired_entries >= 2, "{:?}", control.report());
     // Also while it refuses something.
     let b = u128::from(control.generation + 1);
     switch.tables().refuses = Some(Key::Entry(Table::Jobs, vec![1, b]));

@@ -3,27 +3,30 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is the failure report here")]
 
 use std::fs;
-use std::net::TcpListener;
-use std::path::Path;
-use std::process::Command;
+use std::net::{TcpListener, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::ensure;
+
+use paatp_common::Event;
 use paatp_common::levels::Link;
 use paatp_common::switch::Count;
-use paatp_tests::gradients::real;
+use paatp_tests::gradients::{Gradient, real};
 use paatp_tests::http::ask;
 use paatp_tests::job::{Running, run};
 use paatp_tests::kernel::PodOf;
 use paatp_tests::lab::Host;
-use paatp_tests::p4::{BLOCKS, SLOTS, Switch, require_p4, sources};
+use paatp_tests::p4::{BLOCKS, GrpcSwitch, Switch, require_grpc, require_p4};
 use paatp_tests::p4runtime::{MockSwitch, P4INFO};
 use paatp_tests::pins::Pins;
 use paatp_tests::process::{Aggregator, AggregatorOptions, PORT, wait_until};
 use paatp_tests::{JobOptions, Lab, Layout, Rates, require_bpf};
-use paatp_user::switch::entries::{Entry, Field, Group};
+use paatp_user::switch::client::Client;
+use paatp_user::switch::entries::{Entry, FLOOD_ACTION, Field, Group};
 use paatp_user::switch::messages::p4::config::v1::P4Info;
 use paatp_user::switch::plan::{Key, State, Table, Value};
+use paatp_user::switch::program::Program;
 use prost::Message;
 use serde_json::Value as Json;
 
@@ -175,6 +178,14 @@ fn jobs_run_while_the_switch_is_dead() {
     assert!(verdict.is_right(), "{:#?}", verdict.complaints);
 }
 
+/// The digest of a run without a switch.
+fn plain(inputs: &[Gradient]) -> String {
+    let lab = Lab::new(Layout::workers(WORLD)).unwrap();
+    let mut options = options(&lab);
+    options.aggregator.more.clear();
+    run(&lab, inputs, &options).unwrap().digests().unwrap().swap_remove(0)
+}
+
 /// What a switch was told over P4Runtime, told to BMv2 over its own command line: `simple_switch` has no P4Runtime server.
 fn mirror(state: &State, switch: &mut Switch) {
     let field = |value: &u128| Field { name: "", bits: 0, value: *value };
@@ -189,6 +200,12 @@ fn mirror(state: &State, switch: &mut Switch) {
                 Table::Copies => "PaatpEgress.set_copy",
             },
             params: params.iter().map(field).collect(),
+        }),
+        (Key::Entry(table, keys), Value::Flood(group)) => Some(Entry {
+            table: table.name(),
+            keys: keys.iter().map(field).collect(),
+            action: FLOOD_ACTION,
+            params: vec![field(&(*group).into())],
         }),
         _ => None,
     };
@@ -209,12 +226,7 @@ fn bmv2_adds_with_the_tables_that_it_was_told() {
     const NAME: &str = "switch_control::bmv2_adds_with_the_tables_that_it_was_told";
     let Some(tools) = require_p4(NAME).filter(|_| require_bpf(NAME)) else { return };
     let inputs = real(0, WORLD).unwrap();
-    let plain = {
-        let lab = Lab::new(Layout::workers(WORLD)).unwrap();
-        let mut options = options(&lab);
-        options.aggregator.more.clear();
-        run(&lab, &inputs, &options).unwrap().digests().unwrap().swap_remove(0)
-    };
+    let plain = plain(&inputs);
     let lab = Lab::new(Layout::workers(WORLD)).unwrap();
     let (namespace, interfaces) = lab.splice().unwrap();
     let json = tools.compile(BLOCKS).unwrap();
@@ -234,7 +246,7 @@ fn bmv2_adds_with_the_tables_that_it_was_told() {
         .map(|rank| lab.disturb(rank, PORT..=PORT, 1, NOTHING_PASSES, Rates::NONE).unwrap())
         .collect();
     let mut running = Running::prepare(&lab, &inputs, &options).unwrap();
-    wait_until("the switch knows where all are", DEADLINE, || Ok(told(&switch).len() == WORLD + 1)).unwrap();
+    wait_until("the switch knows where all are", DEADLINE, || Ok(told(&switch).len() == WORLD + 3)).unwrap();
     let stations = told(&switch);
     mirror(&stations, &mut bmv2);
     (0..WORLD).for_each(|rank| running.start_rank(rank).unwrap());
@@ -260,20 +272,110 @@ fn bmv2_adds_with_the_tables_that_it_was_told() {
     assert!(shares["counters"]["completed"].as_u64() > Some(5), "{shares}");
 }
 
+/// Loads the program into BMv2's own P4Runtime server and writes its tables; the switch adds, forwards broadcasts, is started
+/// again in the middle of a job with nothing in its memory, and has no job at the end.
+#[test]
+fn a_real_server_takes_what_the_keeper_writes() {
+    const NAME: &str = "switch_control::a_real_server_takes_what_the_keeper_writes";
+    /// Between the server's namespace and the aggregator's.
+    const MANAGEMENT: [&str; 2] = ["192.0.2.1", "192.0.2.2"];
+    const SERVER: u16 = 9559;
+    let Some(tools) = require_p4(NAME) else { return };
+    let Some(server) = require_grpc(NAME).filter(|_| require_bpf(NAME)) else { return };
+    let (json, info) = tools.pipeline(BLOCKS).unwrap();
+    let inputs = real(0, WORLD).unwrap();
+    let plain = plain(&inputs);
+    let lab = Lab::new(Layout::workers(WORLD)).unwrap();
+    let (namespace, interfaces) = lab.splice().unwrap();
+    let there = lab.aggregator.namespace.path().display().to_string();
+    namespace
+        .ip(&["link", "add", "manage", "type", "veth", "peer", "name", "manage", "netns", &there])
+        .unwrap();
+    for (namespace, address) in [namespace, &lab.aggregator.namespace].into_iter().zip(MANAGEMENT) {
+        namespace.ip(&["address", "add", &format!("{address}/24"), "dev", "manage"]).unwrap();
+        namespace.ip(&["link", "set", "manage", "up"]).unwrap();
+    }
+    let start = || GrpcSwitch::start(&server, namespace, &interfaces, SERVER).unwrap();
+    let switch = start();
+    let address = format!("{}:{SERVER}", MANAGEMENT[0]);
+    let mut options = options(&lab);
+    let files = format!("{},{}", json.display(), info.display());
+    options.aggregator.more = vec!["--switch".into(), address.clone(), "--switch-pipeline".into(), files];
+    for (host, port) in lab.workers.iter().map(|host| (host, 0)).chain([(&lab.aggregator, 1)]) {
+        options.aggregator.more.extend(["--switch-port".into(), at_port(host, port)]);
+    }
+    let held: Vec<_> = (0..WORLD)
+        .map(|rank| lab.disturb(rank, PORT..=PORT, 1, NOTHING_PASSES, Rates::NONE).unwrap())
+        .collect();
+    let mut running = Running::prepare(&lab, &inputs, &options).unwrap();
+    let told = || status(&lab)["switch"].clone();
+    let is_up = || {
+        let told = told();
+        ensure!(told["state"] != "wrong_program" && told["state"] != "refusing", "{told}");
+        Ok(told["state"] == "up")
+    };
+    wait_until("the switch is in use", DEADLINE, is_up).unwrap();
+    finds_by_broadcast(&lab.workers[0], &lab.aggregator);
+
+    (0..WORLD).for_each(|rank| running.start_rank(rank).unwrap());
+    let has_job = || Ok(told()["jobs"][0]["ranks"].as_array().is_some_and(|ranks| ranks.len() == WORLD));
+    wait_until("the switch has the job", DEADLINE, has_job).unwrap();
+    drop(held);
+    let noted = |running: &Running<'_>, event| Ok::<_, anyhow::Error>(running.maps.counters()?.noted(event));
+    wait_until("it adds", DEADLINE, || Ok(noted(&running, Event::Sums)? > 5)).unwrap();
+    drop(switch);
+    let before = noted(&running, Event::Completions).unwrap();
+    wait_until("it is known to be down", DEADLINE, || Ok(told()["state"] == "down")).unwrap();
+    let _switch = start();
+    let mut last = Json::Null;
+    let result = running
+        .finish_after(DEADLINE, || {
+            wait_until("it has added again", DEADLINE, || {
+                last = told();
+                Ok(last["counters"]["completed"].as_u64() > Some(5))
+            })
+            .unwrap();
+        })
+        .unwrap();
+    assert_eq!(result.digests().unwrap(), vec![plain; WORLD]);
+    let chunks = result.ranks[0].report.as_ref().unwrap().0["chunks"].as_u64().unwrap();
+    println!("{NAME}: ended after {before} of {chunks} chunks; then {}; {}", last["added"], last["counters"]);
+    assert!(before < chunks, "{before} of {chunks}");
+    let state = lab.aggregator.namespace.run(|| what_stands_in(&address)).unwrap();
+    let is_job = |key: &&Key| !matches!(key, Key::Entry(Table::Stations, _) | Key::Group(65..));
+    assert_eq!(state.keys().find(is_job), None, "{state:?}");
+    assert_eq!(state.len(), WORLD + 3, "stations, broadcasts and their group: {state:?}");
+}
+
+/// All that a server's tables hold, asked by a controller that takes it from whoever has it.
+fn what_stands_in(address: &str) -> State {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut client = Client::open(address.parse().unwrap(), 0, u128::MAX).await.unwrap();
+        let (info, _) = client.program().await.unwrap();
+        client.state(&Program::of(&info).unwrap()).await.unwrap()
+    })
+}
+
+/// A host that has forgotten another one's address of Ethernet asks everybody, and is answered.
+fn finds_by_broadcast(host: &Host, other: &Host) {
+    let (address, interface) = (other.v4().to_string(), host.interface.as_str());
+    host.namespace.ip(&["neighbour", "del", &address, "dev", interface]).unwrap();
+    wait_until("the neighbour was found", DEADLINE, || {
+        host.namespace.run(|| -> std::io::Result<()> {
+            UdpSocket::bind("0.0.0.0:0")?.send_to(b"?", (address.as_str(), 9)).map(drop)
+        })??;
+        let known = host.namespace.ip_json(&["neighbour", "show", &address])?;
+        Ok(known[0]["lladdr"].is_string())
+    })
+    .unwrap();
+}
+
 /// What the tests' switch says of its program is what the compiler says.
 #[test]
 fn the_p4info_is_the_programs() {
     let Some(tools) = require_p4("switch_control::the_p4info_is_the_programs") else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let [json, info] = ["p.json", "p4info.bin"].map(|name| folder.path().join(name));
-    let output = Command::new(&tools.compiler)
-        .args(["--std", "p4-16"])
-        .args([format!("-DPAATP_BLOCKS={BLOCKS}"), format!("-DPAATP_SLOTS={SLOTS}")])
-        .arg("--p4runtime-files")
-        .args([info.as_path(), Path::new("-o"), &json, &sources().join("paatp.p4")])
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{output:?}");
+    let (_, info) = tools.pipeline(BLOCKS).unwrap();
     let read = |bytes: &[u8]| P4Info::decode(bytes).unwrap();
     assert!(
         read(&fs::read(&info).unwrap()) == read(P4INFO),

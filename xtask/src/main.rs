@@ -9,7 +9,7 @@
 //! | `PAATP_EBPF_DIR` | every child, unless the target directory is `target` | where `paatp.bpf.o`, `worker.bpf.o` and `lab.bpf.o` are |
 //! | `PAATP_BIN` | tests, verify, run, bench | the built `paatp` program |
 //! | `PAATP_REQUIRE_BPF` | tests | `1`: a test that cannot use BPF fails instead of skipping itself |
-//! | `P4C`, `BMV2`, `BMV2_CLI` | read by the tests of the switch program | its compiler, switch and the switch's command line, if not on `PATH` |
+//! | `P4C`, `BMV2`, `BMV2_CLI`, `BMV2_GRPC` | read by the tests of the switch program | its compiler, switch, the switch's command line, and the switch with a P4Runtime server, if not on `PATH` |
 //! | `P4TEST` | read by the same | p4c's front end, which tells what the program for Tofino means |
 //! | `PAATP_REQUIRE_P4` | read by the same | `1`: they fail instead of skipping themselves where these are missing |
 //! | `PAATP_SKIP_LOG` | tests | file to which a test appends `SKIPPED: <name>: <reason>` |

@@ -1,5 +1,6 @@
 //! What stands in the tables of a switch (`p4/paatp.p4`): made from jobs, pure, for whichever way they get there.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::Ipv4Addr;
 
@@ -211,6 +212,32 @@ impl SwitchedJob {
     }
 }
 
+/// The action that sends a frame to all ports of a group.
+pub const FLOOD_ACTION: &str = "PaatpIngress.flood";
+/// Address of Ethernet of everybody.
+const EVERYBODY: [u8; 6] = [0xFF; 6];
+/// The group of broadcasts. Groups of jobs have numbers up to 64; this one is unlikely to be somebody else's.
+pub const FLOOD_GROUP: u16 = 0x5041;
+/// The number of a broadcast's copies, which the program does not send back to where they came from. No rank's is that large.
+pub const FLOOD_COPY: u16 = 0xFFFF;
+
+/// Broadcasts go to all ports of [`flood_group`].
+#[must_use]
+pub fn broadcast() -> Entry {
+    Entry {
+        action: FLOOD_ACTION,
+        params: vec![Field::new("group", 16, FLOOD_GROUP)],
+        ..station(EVERYBODY, 0)
+    }
+}
+
+/// The group of broadcasts, over these ports.
+#[must_use]
+pub fn flood_group(ports: impl IntoIterator<Item = u16>) -> Group {
+    let ports: BTreeSet<u16> = ports.into_iter().collect();
+    Group { number: FLOOD_GROUP, copies: ports.into_iter().map(|port| (port, FLOOD_COPY)).collect() }
+}
+
 /// Where a station is.
 #[must_use]
 pub fn station(mac: [u8; 6], port: u16) -> Entry {
@@ -265,7 +292,9 @@ mod tests {
     fn entries_are_what_the_program_takes() {
         let program = include_str!("../../../p4/paatp.p4");
         let mut entries = job().entries();
-        entries.push(station([0xFF; 6], 511));
+        entries.extend([station([0xFF; 6], 511), broadcast()]);
+        let constant = format!("const bit<16> FLOOD_COPY = 0x{FLOOD_COPY:X};");
+        assert!(program.contains(&constant), "{constant}");
         for entry in entries {
             let (control, table) = entry.table.split_once('.').unwrap();
             let control = &program[program.find(&format!("control {control}(")).unwrap()..];
@@ -295,6 +324,17 @@ mod tests {
                 assert_eq!(field.bytes().len(), usize::from(field.bits).div_ceil(8));
             }
         }
+    }
+
+    #[test]
+    fn a_broadcast_goes_to_each_port_once() {
+        let group = flood_group([4, 9, 4]);
+        assert_eq!(group.copies, [(4, FLOOD_COPY), (9, FLOOD_COPY)]);
+        let said = format!(
+            "table_add PaatpIngress.stations PaatpIngress.flood 0xffffffffffff => {:#x}",
+            group.number
+        );
+        assert_eq!(broadcast().to_string(), said);
     }
 
     #[test]

@@ -14,12 +14,12 @@ use tracing::{info, warn};
 use crate::control::membership::JobFacts;
 
 use super::client::Client;
-use super::entries::{Entry, SwitchedJob};
+use super::entries::{Entry, Group, SwitchedJob};
 use super::error::SwitchError;
 use super::messages::p4::config::v1::P4Info;
 use super::options::{PipelineFiles, Setup};
 use super::placement::{Neighbourhood, Placement};
-use super::plan::{self, Step};
+use super::plan::{self, Key, State, Step};
 use super::program::Program;
 use super::report::{JobOnSwitch, Report, Round};
 
@@ -85,6 +85,7 @@ pub fn keeper(setup: Setup, neighbourhood: Neighbourhood) -> (Handle, impl Futur
     let (wish, heard) = watch::channel(Wish::default());
     let keeper = Keeper {
         stations: neighbourhood.entries(),
+        flood: neighbourhood.flood(),
         setup,
         wish: heard,
         report: report.clone(),
@@ -93,7 +94,7 @@ pub fn keeper(setup: Setup, neighbourhood: Neighbourhood) -> (Handle, impl Futur
         was_vacant: false,
         is_loaded: false,
         jobs: Vec::new(),
-        is_right: false,
+        written: None,
     };
     (Handle { wish, neighbourhood, report }, keeper.run())
 }
@@ -107,6 +108,7 @@ fn first_election() -> u128 {
 struct Keeper {
     setup: Setup,
     stations: Vec<Entry>,
+    flood: Group,
     wish: watch::Receiver<Wish>,
     report: Report,
     /// This daemon's first election id, and how many sessions have been tried since.
@@ -118,8 +120,16 @@ struct Keeper {
     is_loaded: bool,
     /// The jobs that were to be on the switch at the last look of this session.
     jobs: Vec<SwitchedJob>,
-    /// All was as it is to be, after that look.
-    is_right: bool,
+    /// What was as it is to be after that look; none before the first.
+    written: Option<State>,
+}
+
+/// How it ends.
+enum Over {
+    /// No job is to stay on the switch.
+    Released,
+    /// The handle has gone: all stays as it is.
+    Dropped,
 }
 
 impl Keeper {
@@ -132,8 +142,15 @@ impl Keeper {
             };
             self.report.failed(&error);
             self.next_session(&error);
-            if self.rest(pause).await {
-                return;
+            match self.rest(pause).await {
+                None => {}
+                Some(Over::Released) => {
+                    return warn!(
+                        "the switch was not told that jobs are over, as it is not in use ({error}); what it still has of them \
+                         is of generations that are over"
+                    );
+                }
+                Some(Over::Dropped) => return,
             }
             pause = (2 * pause).min(LONGEST_PAUSE);
         }
@@ -154,10 +171,12 @@ impl Keeper {
     }
 
     /// Waits. Says whether all is over.
-    async fn rest(&mut self, pause: Duration) -> bool {
+    async fn rest(&mut self, pause: Duration) -> Option<Over> {
         tokio::select! {
-            () = sleep(pause) => false,
-            _ = self.wish.wait_for(|wish| wish.released) => true,
+            () = sleep(pause) => None,
+            released = self.wish.wait_for(|wish| wish.released) => {
+                Some(if released.is_ok() { Over::Released } else { Over::Dropped })
+            }
         }
     }
 
@@ -171,7 +190,7 @@ impl Keeper {
         }
         let (info, _) = client.program().await?;
         let program = Program::of(&info)?;
-        (self.jobs, self.is_right) = (Vec::new(), false);
+        (self.jobs, self.written) = (Vec::new(), None);
         let mut looks = interval(LOOK_INTERVAL);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -205,26 +224,35 @@ impl Keeper {
         !self.jobs.iter().map(name).eq(jobs.iter().map(name))
     }
 
+    /// What is changed although it was, or was not, there as it is to be: whoever else changed it, it was not this daemon. At a
+    /// session's first look nobody knows.
+    fn repairs<'a>(&self, updates: &'a [plan::Update], goal: &State) -> Vec<&'a Key> {
+        let Some(written) = &self.written else { return Vec::new() };
+        let keys = updates.iter().map(|update| &update.key);
+        keys.filter(|key| written.get(*key) == goal.get(*key)).collect()
+    }
+
     /// Reads what the switch has, puts right what differs, and reads what it counted.
     async fn look(&mut self, client: &mut Client, program: &Program, wish: &Wish) -> Result<(), SwitchError> {
         let (jobs, mut told) = jobs_of(program, wish);
-        // What was written stays as it is; windows and places that are new are no damage either.
-        let was_asked = !self.is_right || self.jobs != jobs;
-        let goal = plan::wanted(&self.stations, &jobs);
+        let goal = plan::wanted(&self.stations, Some(&self.flood), &jobs);
         let mut held = client.state(program).await?;
-        let (mut all, mut refused) = (0, Vec::new());
+        let (mut all, mut repaired, mut refused) = (0, 0, Vec::new());
         for step in Step::ALL {
             let updates = step.updates(&held, &goal);
             if updates.is_empty() {
                 continue;
             }
             all += updates.len();
+            let repairs = self.repairs(&updates, &goal);
             let no = client.write(program, &updates).await?;
             if no.is_empty() {
                 updates.iter().for_each(|update| update.apply(&mut held));
+                repaired += repairs.len();
             } else {
                 refused.extend(no);
                 held = client.state(program).await?;
+                repaired += repairs.iter().filter(|key| held.get(**key) == goal.get(**key)).count();
             }
         }
         let mut counts = [0; Count::COUNT];
@@ -237,7 +265,6 @@ impl Keeper {
                 (job.ranks, job.absent) = (Vec::new(), Some(REFUSED.into()));
             }
         }
-        let repaired = if was_asked { 0 } else { all - refused.len().min(all) };
         let round = Round { entries, repaired, refused: refused.len(), counts, jobs: told };
         let error = refused.first().map(|first| SwitchError::Writes {
             refused: refused.len(),
@@ -248,14 +275,15 @@ impl Keeper {
             let is_known = |job: &SwitchedJob| {
                 let is_it =
                     |known: &SwitchedJob| (known.number, known.generation) == (job.number, job.generation);
-                self.is_right && self.jobs.iter().any(is_it)
+                self.written.is_some() && self.jobs.iter().any(is_it)
             };
             for job in jobs.iter().filter(|job| !is_known(job)) {
                 let (number, generation, ranks) = (job.number, job.generation, job.ranks.len());
                 info!(number, generation, ranks, "a job is on the switch");
             }
         }
-        (self.jobs, self.is_right) = (jobs, error.is_none());
+        self.jobs = jobs;
+        self.written = Some(goal.into_iter().filter(|(key, value)| held.get(key) == Some(value)).collect());
         self.report.looked(round, error.as_ref());
         error.map_or(Ok(()), Err)
     }

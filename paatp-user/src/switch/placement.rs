@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use crate::control::membership::JobFacts;
 
-use super::entries::{Entry, Neighbour, SwitchedJob, Unfit, station};
+use super::entries::{Entry, Group, Neighbour, SwitchedJob, Unfit, broadcast, flood_group, station};
 use super::options::{Setup, Station};
 
 /// How long a slot of the switch may be untouched before another chunk may have it, in µs. Whatever is lost is sent again
@@ -107,10 +107,16 @@ impl Neighbourhood {
             .find(|station| station.address == address && station.address != self.node.address)
     }
 
-    /// Where everybody is, for the switch.
+    /// Where everybody is, and how broadcasts go, for the switch.
     #[must_use]
     pub fn entries(&self) -> Vec<Entry> {
-        self.stations.iter().map(|at| station(at.mac, at.port)).collect()
+        self.stations.iter().map(|at| station(at.mac, at.port)).chain([broadcast()]).collect()
+    }
+
+    /// The ports that broadcasts go to: where stations are.
+    #[must_use]
+    pub fn flood(&self) -> Group {
+        flood_group(self.stations.iter().map(|at| at.port))
     }
 
     /// The jobs that run.

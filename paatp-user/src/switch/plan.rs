@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use paatp_common::limits::MAX_JOBS;
 
-use super::entries::{Entry, Group, SwitchedJob};
+use super::entries::{Entry, FLOOD_ACTION, Group, SwitchedJob};
 
 /// A table of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -56,6 +56,8 @@ pub enum Value {
         /// Its parameters in the program's order.
         params: Vec<u128>,
     },
+    /// A station's frames go to all ports of this group.
+    Flood(u32),
     /// To which ports a group copies, each with the copy's number.
     Copies(BTreeSet<(u32, u32)>),
 }
@@ -147,8 +149,12 @@ impl Step {
 pub fn item(entry: &Entry) -> Option<(Key, Value)> {
     let table = Table::ALL.into_iter().find(|table| table.name() == entry.table)?;
     let keys = entry.keys.iter().map(|key| key.value).collect();
-    let params = entry.params.iter().map(|param| param.value).collect();
-    Some((Key::Entry(table, keys), Value::Action { is_ours: true, params }))
+    let params: Vec<u128> = entry.params.iter().map(|param| param.value).collect();
+    let value = match (entry.action, params.first()) {
+        (FLOOD_ACTION, Some(group)) => Value::Flood(u32::try_from(*group).ok()?),
+        _ => Value::Action { is_ours: true, params },
+    };
+    Some((Key::Entry(table, keys), value))
 }
 
 /// A group as it stands in a switch.
@@ -160,8 +166,12 @@ pub fn group(group: &Group) -> (Key, Value) {
 
 /// What a switch is to hold.
 #[must_use]
-pub fn wanted<'a>(stations: &[Entry], jobs: impl IntoIterator<Item = &'a SwitchedJob>) -> State {
-    let mut state: State = stations.iter().filter_map(item).collect();
+pub fn wanted<'a>(
+    stations: &[Entry],
+    flood: Option<&Group>,
+    jobs: impl IntoIterator<Item = &'a SwitchedJob>,
+) -> State {
+    let mut state: State = stations.iter().filter_map(item).chain(flood.map(group)).collect();
     for job in jobs {
         state.extend(job.entries().iter().filter_map(item));
         let (key, value) = group(&job.group());
@@ -190,13 +200,18 @@ fn is_job(key: &Key) -> bool {
     matches!(key, Key::Entry(Table::Jobs, _))
 }
 
-/// Ours to change and to delete. Somebody else may have given the switch a way for broadcasts.
-fn is_ours(key: &Key, value: &Value) -> bool {
-    match (key, value) {
-        (Key::Entry(Table::Stations, _), Value::Action { is_ours, .. }) => *is_ours,
-        (Key::Group(number), _) => (1..=MAX_JOBS as u32).contains(number),
-        _ => true,
+/// Ours to delete. The switch may forward for others, who tell it where their stations are and how broadcasts go.
+fn is_ours(key: &Key) -> bool {
+    match key {
+        Key::Entry(Table::Stations, _) => false,
+        Key::Group(number) => (1..=MAX_JOBS as u32).contains(number),
+        Key::Entry(..) => true,
     }
+}
+
+/// A way that somebody else gave broadcasts, which is as good as ours. (A station of ours cannot be elsewhere.)
+const fn is_as_good(ours: &Value) -> bool {
+    matches!(ours, Value::Flood(_))
 }
 
 /// Belongs to the job with this entry: to the job's number, and if it is of a generation, to that one.
@@ -234,7 +249,7 @@ impl Stuck<'_> {
 }
 
 fn deletions(held: &State, gone: impl Fn(&Key, &Value) -> bool) -> Vec<Update> {
-    let gone = held.iter().filter(|(key, value)| is_ours(key, value) && gone(key, value));
+    let gone = held.iter().filter(|(key, value)| is_ours(key) && gone(key, value));
     gone.map(|(key, value)| Update { kind: Kind::Delete, key: key.clone(), value: value.clone() }).collect()
 }
 
@@ -252,7 +267,7 @@ fn differences(held: &State, wanted: &State, passes: impl Fn(&Key) -> bool) -> V
     let change = |(key, value): (&Key, &Value)| {
         let kind = match held.get(key) {
             None => Kind::Insert,
-            Some(old) if old != value => Kind::Modify,
+            Some(old) if old != value && !is_as_good(value) => Kind::Modify,
             Some(_) => return None,
         };
         passes(key).then(|| Update { kind, key: key.clone(), value: value.clone() })

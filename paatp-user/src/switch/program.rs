@@ -6,7 +6,7 @@ use paatp_common::limits::LANES_PER_BLOCK;
 use paatp_common::switch::{Count, MAX_SWITCH_BLOCKS};
 use thiserror::Error;
 
-use super::entries::{Entry, Field, Neighbour, SwitchedJob, station};
+use super::entries::{Entry, Field, Neighbour, SwitchedJob, broadcast, station};
 use super::messages::p4::config::v1 as config;
 use super::messages::p4::v1::{
     Action, CounterEntry, Entity, FieldMatch, MulticastGroupEntry, PacketReplicationEngineEntry, Replica,
@@ -64,6 +64,8 @@ struct Numbers {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
     tables: [Numbers; Table::ALL.len()],
+    /// The action of stations that sends to a group, and its parameter.
+    flood: (u32, u32),
     counter: u32,
     slots: u32,
     lanes: u32,
@@ -139,24 +141,30 @@ impl Program {
     /// # Errors
     /// The first thing that is missing or different.
     pub fn of(info: &config::P4Info) -> Result<Program, ProgramError> {
+        let action_of = |sample: &Entry| {
+            let (action, id) =
+                find(&info.actions, "action", sample.action, |action| action.preamble.as_ref())?;
+            let params =
+                fields(sample.action, "parameters of action", &sample.params, &action.params, |param| {
+                    (&param.name, param.id, param.bitwidth)
+                })?;
+            Ok::<_, ProgramError>((id, params))
+        };
         let numbers = |sample: &Entry| {
             let (table, id) = find(&info.tables, "table", sample.table, |table| table.preamble.as_ref())?;
             let keys = fields(sample.table, "keys of table", &sample.keys, &table.match_fields, |key| {
                 (&key.name, key.id, key.bitwidth)
             })?;
-            let (action, action_id) =
-                find(&info.actions, "action", sample.action, |action| action.preamble.as_ref())?;
-            if !table.action_refs.iter().any(|reference| reference.id == action_id) {
+            let (action, params) = action_of(sample)?;
+            if !table.action_refs.iter().any(|reference| reference.id == action) {
                 return Err(missing("action of the table", &format!("{}: {}", sample.table, sample.action)));
             }
-            let params =
-                fields(sample.action, "parameters of action", &sample.params, &action.params, |param| {
-                    (&param.name, param.id, param.bitwidth)
-                })?;
-            Ok(Numbers { table: id, keys, action: action_id, params })
+            Ok(Numbers { table: id, keys, action, params })
         };
         let tables: Vec<Numbers> = samples().iter().map(numbers).collect::<Result<_, _>>()?;
         let tables = tables.try_into().map_err(|_| missing("table", "of all four"))?;
+        let Numbers { action, params, .. } = numbers(&broadcast())?;
+        let flood = (action, params.first().copied().unwrap_or_default());
         let (counts, counter) = find(&info.counters, "counter", COUNTS, |counter| counter.preamble.as_ref())?;
         if counts.size != Count::COUNT as i64 {
             return Err(ProgramError::Differs {
@@ -181,7 +189,7 @@ impl Program {
             return Err(missing("register", &name(0)));
         }
         let lanes = (blocks * LANES_PER_BLOCK) as u32;
-        Ok(Program { tables, counter, slots, lanes })
+        Ok(Program { tables, flood, counter, slots, lanes })
     }
 
     /// Slots of its table: a power of two.
@@ -211,33 +219,44 @@ impl Program {
     pub fn entity(&self, key: &Key, value: &Value) -> Entity {
         let entity = match (key, value) {
             (Key::Entry(table, keys), Value::Action { params, .. }) => {
-                let numbers = self.numbers(*table);
-                let keys = numbers.keys.iter().zip(keys).map(|(id, value)| FieldMatch {
-                    field_id: *id,
-                    field_match_type: Some(field_match::FieldMatchType::Exact(field_match::Exact {
-                        value: shortest(*value),
-                    })),
-                });
-                let params = numbers.params.iter().zip(params);
+                let Numbers { action, params: ids, .. } = self.numbers(*table);
+                let params = ids.iter().zip(params);
                 let params =
                     params.map(|(id, value)| action::Param { param_id: *id, value: shortest(*value) });
-                let action = Action { action_id: numbers.action, params: params.collect() };
-                entity::Entity::TableEntry(TableEntry {
-                    table_id: numbers.table,
-                    r#match: keys.collect(),
-                    action: Some(TableAction { r#type: Some(table_action::Type::Action(action)) }),
-                    ..TableEntry::default()
-                })
+                self.entry_with(*table, keys, Action { action_id: *action, params: params.collect() })
+            }
+            (Key::Entry(table, keys), Value::Flood(group)) => {
+                let (action_id, param_id) = self.flood;
+                let param = action::Param { param_id, value: shortest((*group).into()) };
+                self.entry_with(*table, keys, Action { action_id, params: vec![param] })
             }
             (Key::Group(number), Value::Copies(copies)) => group(*number, copies.iter().copied()),
             // Keys and values are made in pairs; a group that copies nothing is as good as none.
-            (Key::Group(number), Value::Action { .. }) => group(*number, std::iter::empty()),
+            (Key::Group(number), Value::Action { .. } | Value::Flood(_)) => {
+                group(*number, std::iter::empty())
+            }
             (Key::Entry(table, _), Value::Copies(_)) => entity::Entity::TableEntry(TableEntry {
                 table_id: self.numbers(*table).table,
                 ..TableEntry::default()
             }),
         };
         Entity { entity: Some(entity) }
+    }
+
+    fn entry_with(&self, table: Table, keys: &[u128], action: Action) -> entity::Entity {
+        let numbers = self.numbers(table);
+        let keys = numbers.keys.iter().zip(keys).map(|(id, value)| FieldMatch {
+            field_id: *id,
+            field_match_type: Some(field_match::FieldMatchType::Exact(field_match::Exact {
+                value: shortest(*value),
+            })),
+        });
+        entity::Entity::TableEntry(TableEntry {
+            table_id: numbers.table,
+            r#match: keys.collect(),
+            action: Some(TableAction { r#type: Some(table_action::Type::Action(action)) }),
+            ..TableEntry::default()
+        })
     }
 
     /// What to read: all entries of our tables, and all groups.
@@ -291,6 +310,11 @@ impl Program {
             Some(table_action::Type::Action(action)) => action,
             _ => return Some((Key::Entry(table, keys), Value::Action { is_ours: false, params: vec![] })),
         };
+        if table == Table::Stations && action.action_id == self.flood.0 {
+            let group = action.params.iter().find(|param| param.param_id == self.flood.1);
+            let group = group.and_then(|param| u32::try_from(number(&param.value)?).ok());
+            return Some((Key::Entry(table, keys), Value::Flood(group.unwrap_or_default())));
+        }
         let param = |id: &u32| number(&action.params.iter().find(|param| param.param_id == *id)?.value);
         let is_ours = action.action_id == numbers.action;
         let params = if is_ours { numbers.params.iter().map(param).collect() } else { Some(vec![]) };
@@ -367,6 +391,7 @@ mod tests {
     use prost::Message;
 
     use super::*;
+    use crate::switch::entries::flood_group;
     use crate::switch::plan;
 
     /// What `p4c-bm2-ss` tells of p4/paatp.p4, with 1024 slots of 8 blocks.
@@ -395,6 +420,13 @@ mod tests {
                     info.actions.remove(forward);
                 }),
                 "no action `PaatpIngress.forward`",
+            ),
+            (
+                refused(|info| {
+                    let flood = named(&mut info.actions, "PaatpIngress.flood");
+                    info.actions[flood].params.clear();
+                }),
+                "`PaatpIngress.flood` has 0, not 1",
             ),
             (refused(|info| info.tables[2].action_refs.clear()), "PaatpIngress.ranks: NoAction"),
             (
@@ -462,7 +494,8 @@ mod tests {
             node: Ipv4Addr::new(0, 0, 0, 1),
             node_port: 511,
         };
-        let state = plan::wanted(&[station([0xFF; 6], 3)], [&job]);
+        let flood = flood_group([3, 500]);
+        let state = plan::wanted(&[station([0xFE; 6], 3), broadcast()], Some(&flood), [&job]);
         let entities: Vec<Entity> = state.iter().map(|(key, value)| program.entity(key, value)).collect();
         assert_eq!(program.state(&entities), state);
         // Also by a switch that writes zeros before numbers.
