@@ -10,6 +10,7 @@ use paatp_common::counter::Counters;
 use paatp_common::job::JobEntry;
 use paatp_common::levels::Link;
 use paatp_common::switch::Count;
+use paatp_tests::disturbance::Direction;
 use paatp_tests::gradients::real;
 use paatp_tests::job::run;
 use paatp_tests::kernel::{Maps, PodOf};
@@ -150,7 +151,7 @@ impl Scene {
             self.commands.push(command);
         }
         (0..self.plan.jobs).for_each(|job| self.tell_the_switch(job));
-        drop(held);
+        // Before anything passes: a job may be over in less time than it takes to attach them.
         if rates.any() {
             let disturb = |worker| self.lab.disturb(worker, PORT..=PORT, 7 + worker as u64, rates, rates);
             self.disturbances.extend((0..inputs.len()).map(|worker| disturb(worker).unwrap()));
@@ -159,6 +160,7 @@ impl Scene {
             let rates = self.plan.beyond;
             self.disturbances.push(self.lab.disturb_beyond(PORT..=PORT, 99, rates, rates).unwrap());
         }
+        drop(held);
     }
 
     fn maps(&self) -> Maps {
@@ -223,6 +225,11 @@ impl Scene {
         for worker in &mut self.workers {
             let finished = worker.wait(DEADLINE).unwrap();
             assert!(finished.is_success(), "{}", finished.output);
+        }
+        for disturbance in &self.disturbances {
+            let [sent, received] =
+                [Direction::Egress, Direction::Ingress].map(|way| disturbance.counts(way).unwrap());
+            assert!(sent.dropped + sent.duplicated > 0 && received.seen > 0, "{sent:?}, {received:?}");
         }
         let outputs = self.commands.iter().map(|command| Gradient::read(&command.output).unwrap().digest());
         let outcome = Outcome {
