@@ -3,8 +3,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is the failure report here")]
 
+use std::net::UdpSocket;
+
 use nix::sys::signal::Signal;
-use paatp_common::Event;
+use paatp_common::wire::{Chunk, Kind, Request};
+use paatp_common::{Event, Refusal, Seq};
 use paatp_tests::gradients::{real, synthetic};
 use paatp_tests::job::run;
 use paatp_tests::kernel::attached;
@@ -223,6 +226,50 @@ fn f22_sixty_six_ranks() {
             (tensor.values(), exact.iter().fold(1.0, |most: f64, value| most.max(value.abs())));
         let bound = if tensor.dtype == Dtype::I32 { 0.0 } else { largest * 66.0 / f64::from(1 << 20) };
         assert!(values.iter().zip(exact).all(|(value, exact)| (value - exact).abs() <= bound), "{name}");
+    }
+    stop(bench);
+}
+
+/// The ports that a root's answers come to take them of nobody else, and there are no more than one for each rank that a
+/// node may have.
+#[test]
+fn f22_answers_of_strangers_end_at_the_rack() {
+    if !require_bpf("levels::f22_answers_of_strangers_end_at_the_rack") {
+        return;
+    }
+    let bench = Racks::with(Family::V4, "", Naming::Nodes, RACK).unwrap();
+    let inputs = synthetic(RACK * RACKS, 7, &[(Dtype::F32, 10)], 1.0);
+    bench.all_reduce(&inputs).unwrap();
+    let request = Request {
+        kind: Kind::Pull,
+        flags: 0,
+        job: 0,
+        worker: 0,
+        generation: 1,
+        seq: Seq(0),
+        want: Seq(0),
+        ack: Seq(0),
+        progress: Seq(0),
+        token: 0,
+        bitmap: 0,
+        tag: 0,
+        chunk: Chunk::default(),
+        next_exponent: 0,
+        attempt: 0,
+    };
+    let mut answer = request.encode();
+    answer.set_kind(Kind::Answer);
+    answer.seal();
+    // A rank of the rack itself.
+    let (host, rack) = (&bench.lab.workers[0], bench.lab.racks[0].address(Family::V4));
+    let socket = host.namespace.run(|| UdpSocket::bind((host.address(Family::V4), 0))).unwrap().unwrap();
+    let refused = || bench.counters(0).unwrap().refused(Refusal::ForeignAddress);
+    let before = refused();
+    // That behind the last one is not ours, and leaves the count as it is for the next.
+    for (port, counted) in [(PORT, 1), (PORT + 1, 2), (PORT + 64, 3), (PORT + 65, 3), (PORT, 4)] {
+        socket.send_to(answer.as_bytes(), (rack, port)).unwrap();
+        wait_until("it was refused", DEADLINE, || Ok(refused() >= before + counted)).unwrap();
+        assert_eq!(refused(), before + counted, "{port}");
     }
     stop(bench);
 }
