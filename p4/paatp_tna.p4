@@ -8,9 +8,14 @@
  *   stage 0      who sends, which slot
  *   stage 1      slot_holder: does the chunk have its slot
  *   stage 2      slot_seen: has the rank contributed; slot_agreed; slot_ack; slot_progress
- *   stage 3-11   tag and number of contributors, lanes
+ *   stage 3      slot_missing: are all in
+ *   stage 3-11   tag, lanes
  *
- * Ingress decides and adds, egress writes headers. What is only passed on skips the egress.
+ * Ingress decides and adds, egress makes up for it in the check and makes copies. What is only passed on skips the
+ * egress.
+ *
+ * What is computed with are whole words, a step in each stage, where possible in place: an instruction reads and writes
+ * packet header registers of one size and of one group of sixteen.
  *
  * -DPAATP_SLOTS=n: slots, a power of two, with -DPAATP_SLOT_BITS=log2(n).
  */
@@ -23,7 +28,7 @@
 #define PAATP_SLOT_BITS 12
 #endif
 
-/* Local ranks have 5 bits, the marks and numbers that ride on tags as well: 31 of them. */
+/* Local ranks have 5 bits. (8 bits of slot_missing count them.) */
 #define PAATP_LOCAL_BITS 5
 #define PAATP_SEEN_BITS (PAATP_SLOT_BITS + PAATP_LOCAL_BITS)
 
@@ -68,15 +73,9 @@ const bit<8> MODE_ANSWER = 1;
 const bit<8> MODE_SUM = 2;
 const bit<8> MODE_RESULT = 3;
 
-/* From ingress to egress, on all packets that do not skip it. All but the mode is of MODE_SUM. */
+/* From ingress to egress, on all packets that do not skip it. With MODE_SUM paatp_changes_h follows. */
 header bridge_h {
     bit<8> mode;
-    /* At its place in the header's word, with the bias of found_t. */
-    bit<32> next_exponent;
-    bit<32> ack;
-    bit<32> progress;
-    bit<32> tag_high;
-    bit<32> tag_low;
 }
 
 const bit<16> ETHER_IPV4 = 0x0800;
@@ -93,30 +92,35 @@ const bit<16> DATA_BYTES = ANSWER_BYTES + (PAATP_LANES_PER_BLOCK << 2);
    control plane may set another time. */
 const bit<32> PATIENCE = 3815;
 
-/* The upper limb of a tag's sum has the ranks that are missing above it, and the contributions with a mark above those:
-   all are sums, so one register does. */
-#define MISSING_SHIFT 21
-#define MARKS_SHIFT 26
+/* Of slot_missing: the lower half is the number of ranks that are missing, the upper that of contributions with a mark. */
+#define MARK 0x0100
 
-/* What a slot has for a contribution. */
-enum place_t {
-    CROWDED,
-    CLAIMED,
-    HELD
-}
+/* What a slot has for a contribution. A register action hands its two conditions out as one of four bits: neither, the
+   first, the second, both. Here they are that it is another chunk's, and that nobody needs it. */
+const bit<8> NO_PLACE = 0;
+const bit<8> CROWDED = 2;
+const bit<8> CLAIMED = 8;
+#define IS_HELD(place) ((place) == 1 || (place) == 4)
+/* The same for a result: its chunk has the slot, and was not over. */
+const bit<8> WAS_UNDER_WAY = 8;
 
 /* What was found of a contribution, each a stage before it is asked for. */
 struct found_t {
-    place_t place;
+    bit<8> place;
     /* The rank is in the slot. */
     bit<1> seen;
-    /* The largest exponent that the slot's ranks propose, with a bias: never 0, and in the order of signed numbers. 0: this
-       rank does not agree with the slot. */
+    /* The word with the largest exponent that the slot's ranks propose, xor NEXT_EXPONENT_BIAS. 0: this rank does not agree
+       with the slot, or the slot is not the chunk's. */
     bit<32> next;
 }
 
+/* The word is an exponent that ranks agree on, the next one, and 0. With this bias it is in the order of signed next
+   exponents, and never 0. */
+const bit<32> NEXT_EXPONENT_BIAS = 0x00800001;
+#define AGREES(found) ((found).next[0:0] == 1)
+
 /* To be added to what a slot holds. (Else it is a duplicate, or not the slot's.) */
-#define IS_NEW(found) ((found).place == place_t.HELD && (found).seen == 0 && (found).next != 0)
+#define IS_NEW(found) ((found).seen == 0 && AGREES(found))
 
 /* One lane of all slots. */
 control PaatpLane(inout bit<32> lane, in slot_t slot, in found_t found) {
@@ -136,7 +140,7 @@ control PaatpLane(inout bit<32> lane, in slot_t slot, in found_t found) {
     };
 
     apply {
-        if (found.place == place_t.CLAIMED) {
+        if (found.place == CLAIMED) {
             store.execute(slot);
         } else if (IS_NEW(found)) {
             lane = add.execute(slot);
@@ -150,43 +154,43 @@ control PaatpLane(inout bit<32> lane, in slot_t slot, in found_t found) {
 
 struct ingress_headers_t {
     bridge_h bridge;
+    /* For each word that will change, first what the slot is to have of it, then what it is to be, then by how much that
+       differs. There for all contributions, until one is passed on. */
+    paatp_changes_h changes;
     ethernet_h ethernet;
     ipv4_h ipv4;
     udp_h udp;
-    paatp_h paatp;
+    paatp_words_h paatp;
     paatp_payload_h payload;
 }
 
 struct ingress_metadata_t {
     bit<8> kind;
-    /* The contribution's seq, or the result's want. */
-    bit<32> chunk;
+    /* Of a rank of the switch. */
+    bit<1> is_known;
+    bit<8> count;
     slot_t slot;
-    /* The chunk among those of all jobs and generations. */
+    /* The chunk (the contribution's seq, or the result's want); then the chunk among those of all jobs and generations. */
     bit<32> id;
     bit<32> now;
     bit<PAATP_LOCAL_BITS> local;
-    bit<PAATP_SEEN_BITS> seen_index;
     bit<16> group;
     found_t found;
-    bit<1> is_over;
-    /* Relative to the chunk: small numbers, which are compared with their sign. */
-    int<32> ack;
-    int<32> progress;
+    bit<8> was;
     bit<32> agreed;
     bit<32> next;
-    /* Limbs of the tag, of 24, 24 and 16 bits, whose sums cannot overflow; see MISSING_SHIFT. */
-    bit<32> low;
-    bit<32> middle;
-    bit<32> high;
-    bit<32> first_high;
+    /* What slot_missing begins with, what a further contribution adds to it, and what it says then. */
+    bit<16> first;
+    bit<16> step;
+    bit<16> left;
     bit<32> carry;
-    bit<8> count;
 }
 
-/* Kinds of packets that the switch does not just pass on. */
+/* Kinds of packets of ours. */
 const bit<8> KIND_CONTRIBUTION = 1;
 const bit<8> KIND_RESULT = 2;
+/* A contribution that is not for the switch. */
+const bit<8> KIND_UNFIT = 3;
 
 parser PaatpIngressParser(
     packet_in packet,
@@ -197,8 +201,17 @@ parser PaatpIngressParser(
     state start {
         packet.extract(ig_intr_md);
         packet.advance(PORT_METADATA_SIZE);
+        hdr.bridge.setValid();
+        hdr.bridge.mode = 0;
         meta.kind = 0;
+        meta.is_known = 0;
         meta.count = PAATP_COUNTS;
+        meta.found.place = NO_PLACE;
+        meta.found.seen = 1;
+        meta.found.next = 0;
+        meta.was = 0;
+        meta.step = 0xffff;
+        meta.carry = 0;
         packet.extract(hdr.ethernet);
         transition select(hdr.ethernet.ether_type) {
             ETHER_IPV4: ipv4;
@@ -239,18 +252,46 @@ parser PaatpIngressParser(
         }
     }
 
+    /* A first sending of 32 lanes that add up, of one rank alone, which asks for no window; else it is passed on. */
     state data {
         packet.extract(hdr.paatp);
+        meta.id = hdr.paatp.seq;
+        transition select(hdr.paatp.word12) {
+            PAATP_LANES_PER_BLOCK ++ 8w0 ++ 8w1: operation;
+            default: unfit;
+        }
+    }
+
+    state operation {
+        transition select(hdr.paatp.word13[15:0], hdr.paatp.word14[15:0]) {
+            (0, 8w0 ++ ((bit<8>)PAATP_OPERATION_SUM << 4) &&& 0xff60): contribution;
+            default: unfit;
+        }
+    }
+
+    state unfit {
+        meta.kind = KIND_UNFIT;
+        transition accept;
+    }
+
+    state contribution {
         packet.extract(hdr.payload);
+        hdr.changes.setValid();
         meta.kind = KIND_CONTRIBUTION;
-        meta.chunk = hdr.paatp.seq;
         transition accept;
     }
 
     state answer {
         packet.extract(hdr.paatp);
+        meta.id = hdr.paatp.want;
+        transition select(hdr.paatp.status) {
+            PAATP_STATUS_REJOIN: accept;
+            default: result;
+        }
+    }
+
+    state result {
         meta.kind = KIND_RESULT;
-        meta.chunk = hdr.paatp.want;
         transition accept;
     }
 }
@@ -266,6 +307,21 @@ struct agreed_t {
     bit<32> next;
 }
 
+/* Alone in their packet header registers: what one table writes beside them would make the others wait a stage. */
+@pa_solitary("ingress", "meta.slot")
+@pa_solitary("ingress", "meta.now")
+@pa_solitary("ingress", "meta.is_known")
+@pa_solitary("ingress", "meta.local")
+@pa_solitary("ingress", "meta.first")
+@pa_solitary("ingress", "meta.step")
+@pa_solitary("ingress", "meta.count")
+@pa_solitary("ingress", "meta.group")
+@pa_solitary("ingress", "meta.agreed")
+@pa_solitary("ingress", "meta.next")
+@pa_solitary("ingress", "meta.found.place")
+@pa_solitary("ingress", "meta.found.seen")
+@pa_solitary("ingress", "meta.was")
+@pa_solitary("ingress", "meta.left")
 control PaatpIngress(
     inout ingress_headers_t hdr,
     inout ingress_metadata_t meta,
@@ -281,27 +337,26 @@ control PaatpIngress(
     /* Whose a slot is. */
     Register<holder_t, slot_t>(PAATP_SLOTS) slot_holder;
     RegisterParam<bit<32>>(PATIENCE) patience;
-    RegisterAction<holder_t, slot_t, place_t>(slot_holder) find_or_claim = {
-        void apply(inout holder_t holder, out place_t place) {
-            if (holder.id == meta.id) {
-                place = place_t.HELD;
-            } else if (meta.now - holder.since > patience.read()) {
+    RegisterAction<holder_t, slot_t, bit<8>>(slot_holder) find_or_claim = {
+        void apply(inout holder_t holder, out bit<8> place) {
+            bit<32> allowed = patience.read();
+            bool is_foreign = holder.id != meta.id;
+            bool is_free = meta.now - holder.since > allowed;
+            place = this.predicate(is_foreign, is_free);
+            if (is_foreign && is_free) {
                 holder.id = meta.id;
                 holder.since = meta.now;
-                place = place_t.CLAIMED;
-            } else {
-                place = place_t.CROWDED;
             }
         }
     };
     /* The chunk's name stays, so that late duplicates of its contributions are known for what they are. */
-    RegisterAction<holder_t, slot_t, bit<1>>(slot_holder) end = {
-        void apply(inout holder_t holder, out bit<1> is_over) {
-            if (holder.id == meta.id && holder.since != 0) {
+    RegisterAction<holder_t, slot_t, bit<8>>(slot_holder) end = {
+        void apply(inout holder_t holder, out bit<8> was) {
+            bool is_own = holder.id == meta.id;
+            bool lasts = holder.since != 0;
+            was = this.predicate(is_own, lasts);
+            if (is_own && lasts) {
                 holder.since = 0;
-                is_over = 1;
-            } else {
-                is_over = 0;
             }
         }
     };
@@ -338,49 +393,62 @@ control PaatpIngress(
         }
     };
 
-    /* The lowest acknowledgement and progress, relative to the chunk. */
+    /* The lowest acknowledgement and progress, relative to the chunk: small numbers, compared with their sign. */
     Register<int<32>, slot_t>(PAATP_SLOTS) slot_ack;
     RegisterAction<int<32>, slot_t, int<32>>(slot_ack) set_ack = {
         void apply(inout int<32> ack) {
-            ack = meta.ack;
+            ack = (int<32>)hdr.changes.ack;
         }
     };
     RegisterAction<int<32>, slot_t, int<32>>(slot_ack) lower_ack = {
         void apply(inout int<32> ack, out int<32> lowest) {
-            ack = min(ack, meta.ack);
+            ack = min(ack, (int<32>)hdr.changes.ack);
             lowest = ack;
         }
     };
     Register<int<32>, slot_t>(PAATP_SLOTS) slot_progress;
     RegisterAction<int<32>, slot_t, int<32>>(slot_progress) set_progress = {
         void apply(inout int<32> progress) {
-            progress = meta.progress;
+            progress = (int<32>)hdr.changes.progress;
         }
     };
     RegisterAction<int<32>, slot_t, int<32>>(slot_progress) lower_progress = {
         void apply(inout int<32> progress, out int<32> lowest) {
-            progress = min(progress, meta.progress);
+            progress = min(progress, (int<32>)hdr.changes.progress);
             lowest = progress;
         }
     };
 
+    /* How many ranks are missing, and how many contributions had a mark. */
+    Register<bit<16>, slot_t>(PAATP_SLOTS) slot_missing;
+    RegisterAction<bit<16>, slot_t, bit<16>>(slot_missing) set_missing = {
+        void apply(inout bit<16> missing) {
+            missing = meta.first;
+        }
+    };
+    RegisterAction<bit<16>, slot_t, bit<16>>(slot_missing) count_down = {
+        void apply(inout bit<16> missing, out bit<16> left) {
+            missing = missing + meta.step;
+            left = missing;
+        }
+    };
+
     /* The sum of the tags. */
-#define PAATP_LIMB(name, limb, first) \
-    Register<bit<32>, slot_t>(PAATP_SLOTS) slot_##name; \
-    RegisterAction<bit<32>, slot_t, bit<32>>(slot_##name) set_##name = { \
+#define PAATP_HALF(half, value) \
+    Register<bit<32>, slot_t>(PAATP_SLOTS) slot_tag_##half; \
+    RegisterAction<bit<32>, slot_t, bit<32>>(slot_tag_##half) set_tag_##half = { \
         void apply(inout bit<32> sum) { \
-            sum = first; \
+            sum = value; \
         } \
     }; \
-    RegisterAction<bit<32>, slot_t, bit<32>>(slot_##name) add_##name = { \
+    RegisterAction<bit<32>, slot_t, bit<32>>(slot_tag_##half) add_tag_##half = { \
         void apply(inout bit<32> sum, out bit<32> result) { \
-            sum = sum + limb; \
+            sum = sum + value; \
             result = sum; \
         } \
     };
-    PAATP_LIMB(tag_low, meta.low, meta.low)
-    PAATP_LIMB(tag_middle, meta.middle, meta.middle)
-    PAATP_LIMB(tag_high, meta.high, meta.first_high)
+    PAATP_HALF(low, hdr.paatp.tag_low)
+    PAATP_HALF(high, hdr.changes.tag_high)
 
     action forward(PortId_t port) {
         ig_tm_md.ucast_egress_port = port;
@@ -403,15 +471,15 @@ control PaatpIngress(
     }
 
     /* `seed` names job and generation: chunk xor seed is the chunk's name among all. `missing` is one less than the number
-       of local ranks, at its place above the tag. */
-    action contribute(bit<32> seed, bit<PAATP_LOCAL_BITS> local, bit<32> missing) {
-        meta.id = meta.chunk ^ seed;
+       of local ranks. */
+    action contribute(bit<32> seed, bit<PAATP_LOCAL_BITS> local, bit<16> missing) {
+        meta.id = meta.id ^ seed;
+        meta.is_known = 1;
         meta.local = local;
-        meta.first_high = missing;
+        meta.first = missing;
     }
 
     action pass_unfit() {
-        meta.kind = 0;
         meta.count = PAATP_COUNT_PASSED_UNFIT;
     }
 
@@ -422,7 +490,8 @@ control PaatpIngress(
             hdr.paatp.generation: exact;
             hdr.paatp.worker: exact;
             hdr.paatp.status: exact;
-            hdr.paatp.bitmap: exact;
+            hdr.paatp.bitmap_high: exact;
+            hdr.paatp.bitmap_low: exact;
             hdr.ipv4.source: exact;
             hdr.ipv4.destination: exact;
             ig_intr_md.ingress_port: exact;
@@ -433,12 +502,9 @@ control PaatpIngress(
     }
 
     action take_result(bit<32> seed, bit<16> group) {
-        meta.id = meta.chunk ^ seed;
+        meta.id = meta.id ^ seed;
+        meta.is_known = 1;
         meta.group = group;
-    }
-
-    action pass_result() {
-        meta.kind = 0;
     }
 
     /* Results of the aggregator, to a rank of the switch. */
@@ -450,53 +516,70 @@ control PaatpIngress(
             hdr.ipv4.source: exact;
             ig_intr_md.ingress_port: exact;
         }
-        actions = { take_result; pass_result; }
-        const default_action = pass_result();
+        actions = { take_result; NoAction; }
+        const default_action = NoAction();
         size = PAATP_MAX_JOBS << PAATP_LOCAL_BITS;
     }
 
+    /* The first of three steps: each number as the slot has it. (The word with the next exponent: see found_t.) */
     action prepare() {
-        meta.slot = place_of.get({ hdr.paatp.job, meta.chunk });
-        meta.now = ig_intr_md.ingress_mac_tstamp[47:16];
-        meta.ack = (int<32>)(hdr.paatp.ack - meta.chunk);
-        meta.progress = (int<32>)(hdr.paatp.progress - meta.chunk);
-        meta.agreed = 8w0 ++ hdr.paatp.operation_or_epoch ++ hdr.paatp.exponent ++ hdr.paatp.rank;
-        meta.next = 24w1 ++ (hdr.paatp.next_exponent ^ 0x80);
-        meta.low = 8w0 ++ hdr.paatp.tag[23:0];
-        meta.middle = 8w0 ++ hdr.paatp.tag[47:24];
-        meta.high = 16w0 ++ hdr.paatp.tag[63:48];
+        hdr.changes.want = hdr.paatp.seq - hdr.paatp.want;
+        hdr.changes.ack = hdr.paatp.ack - hdr.paatp.seq;
+        hdr.changes.progress = hdr.paatp.progress - hdr.paatp.seq;
+        hdr.changes.tag_high = hdr.paatp.tag_high;
+        meta.next = hdr.paatp.word13 ^ NEXT_EXPONENT_BIAS;
+        meta.agreed = hdr.paatp.word14[31:24] ++ hdr.paatp.word13[31:24] ++ hdr.paatp.word14[15:0];
     }
 
-    action add_mark() {
-        meta.high = meta.high + (1 << MARKS_SHIFT);
+    action mark() {
+        meta.first = meta.first + MARK;
+        meta.step = MARK - 1;
     }
 
-    action find_rank() {
-        meta.seen_index = meta.slot ++ meta.local;
+    /* The second step: what the header is to have. */
+    action restore() {
+        hdr.changes.ack = hdr.changes.ack + hdr.paatp.seq;
+        hdr.changes.progress = hdr.changes.progress + hdr.paatp.seq;
+        hdr.changes.next_exponent = meta.found.next ^ NEXT_EXPONENT_BIAS;
     }
 
-    /* To the first contribution all others are missing; each further one is. */
-    action count_missing() {
-        meta.first_high = meta.first_high + meta.high;
-        meta.high = meta.high - (1 << MISSING_SHIFT);
+    /* The lower half's sum is below what was added to it where it went round. */
+    action find_carry() {
+        meta.carry = hdr.paatp.tag_low |-| hdr.changes.tag_low;
+    }
+
+    action carry() {
+        hdr.changes.tag_high = hdr.changes.tag_high + 1;
     }
 
     /* Back to the sender: the contribution is in a partial sum. */
     action answer(bit<8> count) {
         ig_tm_md.ucast_egress_port = ig_intr_md.ingress_port;
-        hdr.bridge.setValid();
         hdr.bridge.mode = MODE_ANSWER;
+        hdr.changes.setInvalid();
         hdr.payload.setInvalid();
         meta.count = count;
     }
 
-    /* The partial sum: the request of whoever came last, for all. */
+    /* The partial sum: the request of whoever came last, for all. The third step: what is new, and by how much it differs. */
     action send_up() {
-        hdr.bridge.setValid();
+        bit<32> ack = hdr.changes.ack;
+        hdr.changes.ack = ack - hdr.paatp.ack;
+        hdr.paatp.ack = ack;
+        bit<32> progress = hdr.changes.progress;
+        hdr.changes.progress = progress - hdr.paatp.progress;
+        hdr.paatp.progress = progress;
+        bit<32> tag_high = hdr.changes.tag_high;
+        hdr.changes.tag_high = tag_high - hdr.paatp.tag_high;
+        hdr.paatp.tag_high = tag_high;
+        bit<32> tag_low = hdr.changes.tag_low;
+        hdr.changes.tag_low = tag_low - hdr.paatp.tag_low;
+        hdr.paatp.tag_low = tag_low;
+        hdr.paatp.want = hdr.paatp.seq;
+        bit<32> word13 = hdr.changes.next_exponent;
+        hdr.changes.next_exponent = word13 - hdr.paatp.word13;
+        hdr.paatp.word13 = word13;
         hdr.bridge.mode = MODE_SUM;
-        hdr.bridge.next_exponent = meta.found.next << 16;
-        hdr.bridge.ack = (bit<32>)meta.ack + meta.chunk;
-        hdr.bridge.progress = (bit<32>)meta.progress + meta.chunk;
         meta.count = PAATP_COUNT_COMPLETED;
     }
 
@@ -504,28 +587,9 @@ control PaatpIngress(
         hdr.ipv4.ecn = CONGESTED;
     }
 
-    /* The limbs' sums are carried over from one to the next. */
-    action carry_low() {
-        meta.carry = meta.low >> 24;
-    }
-    action add_low() {
-        meta.middle = meta.middle + meta.carry;
-    }
-    action carry_middle() {
-        meta.carry = meta.middle >> 24;
-    }
-    action add_middle() {
-        meta.high = meta.high + meta.carry;
-    }
-    action join_limbs() {
-        hdr.bridge.tag_high = meta.high[15:0] ++ meta.middle[23:8];
-        hdr.bridge.tag_low = meta.middle[7:0] ++ meta.low[23:0];
-    }
-
     /* The result that ends a slot goes to all ranks. */
     action hand_down() {
         ig_tm_md.mcast_grp_a = meta.group;
-        hdr.bridge.setValid();
         hdr.bridge.mode = MODE_RESULT;
         meta.count = PAATP_COUNT_RESULTS;
     }
@@ -534,92 +598,104 @@ control PaatpIngress(
         meta.count = count;
     }
 
+    /* What becomes of a contribution. (The masks are those of a whole part. Left to itself, the compiler masks the whole field
+       that the part is of.) */
+    table verdicts {
+        key = {
+            meta.found.place: ternary;
+            meta.found.next[0:0]: ternary;
+            meta.found.seen: ternary;
+            meta.left[7:0]: ternary;
+        }
+        actions = { answer; pass; send_up; }
+        const entries = {
+            (CLAIMED, _, _, _): answer(PAATP_COUNT_STORED);
+            (CROWDED, _, _, _): pass(PAATP_COUNT_PASSED_CROWDED);
+            (_, 1w0 &&& 1, _, _): pass(PAATP_COUNT_PASSED_MISMATCH);
+            (_, _, 1, _): answer(PAATP_COUNT_DUPLICATES);
+            (_, _, _, 8w0 &&& 0xff): send_up();
+            (_, _, _, _): answer(PAATP_COUNT_ADDED);
+        }
+        size = 6;
+    }
+
     action skip_egress() {
         ig_tm_md.bypass_egress = 1;
+        hdr.bridge.setInvalid();
+        hdr.changes.setInvalid();
     }
 
     apply {
+        meta.slot = place_of.get({ hdr.paatp.job, meta.id });
+        meta.now = ig_intr_md.ingress_mac_tstamp[47:16];
+        if (meta.kind == KIND_CONTRIBUTION) {
+            ranks.apply();
+        } else if (meta.kind == KIND_RESULT) {
+            results.apply();
+        } else if (meta.kind == KIND_UNFIT) {
+            pass_unfit();
+        }
+
+        if (meta.is_known == 1) {
+            if (meta.kind == KIND_CONTRIBUTION) {
+                meta.found.place = find_or_claim.execute(meta.slot);
+            } else {
+                meta.was = end.execute(meta.slot);
+            }
+        }
         prepare();
-        if (meta.kind == KIND_CONTRIBUTION) {
-            if (hdr.paatp.attempt == 0 && hdr.paatp.operation_or_epoch[6:5] == PAATP_OPERATION_SUM[2:1]
-                && hdr.paatp.lanes == PAATP_LANES_PER_BLOCK && hdr.paatp.mode == 0 && hdr.paatp.contributors == 1) {
-                ranks.apply();
-            } else {
-                pass_unfit();
-            }
-        } else if (meta.kind == KIND_RESULT) {
-            if (hdr.paatp.status == PAATP_STATUS_REJOIN) {
-                pass_result();
-            } else {
-                results.apply();
-            }
-        }
-
-        if (meta.kind == KIND_CONTRIBUTION) {
-            meta.found.place = find_or_claim.execute(meta.slot);
-        } else if (meta.kind == KIND_RESULT) {
-            meta.is_over = end.execute(meta.slot);
-        }
-        find_rank();
         if (hdr.ipv4.ecn == CONGESTED) {
-            add_mark();
-        }
-        count_missing();
-
-        if (meta.kind == KIND_CONTRIBUTION) {
-            if (meta.found.place == place_t.CLAIMED) {
-                see.execute(meta.seen_index);
-                propose.execute(meta.slot);
-                set_ack.execute(meta.slot);
-                set_progress.execute(meta.slot);
-                set_tag_low.execute(meta.slot);
-                set_tag_middle.execute(meta.slot);
-                set_tag_high.execute(meta.slot);
-            } else if (meta.found.place == place_t.HELD) {
-                meta.found.seen = see.execute(meta.seen_index);
-                meta.found.next = agree.execute(meta.slot);
-                meta.ack = lower_ack.execute(meta.slot);
-                meta.progress = lower_progress.execute(meta.slot);
-                if (IS_NEW(meta.found)) {
-                    meta.low = add_tag_low.execute(meta.slot);
-                    meta.middle = add_tag_middle.execute(meta.slot);
-                    meta.high = add_tag_high.execute(meta.slot);
-                }
-            }
-            payload.apply(hdr.payload, meta.slot, meta.found);
+            mark();
         }
 
-        if (meta.kind == KIND_CONTRIBUTION) {
-            if (meta.found.place == place_t.CLAIMED) {
-                answer(PAATP_COUNT_STORED);
-            } else if (meta.found.place == place_t.CROWDED) {
-                pass(PAATP_COUNT_PASSED_CROWDED);
-            } else if (meta.found.next == 0) {
-                pass(PAATP_COUNT_PASSED_MISMATCH);
-            } else if (meta.found.seen == 1) {
-                answer(PAATP_COUNT_DUPLICATES);
-            } else if (meta.high[MARKS_SHIFT - 1:MISSING_SHIFT] != 0) {
-                answer(PAATP_COUNT_ADDED);
-            } else {
-                send_up();
-                if (meta.high[31:MARKS_SHIFT] != 0) {
-                    congest();
-                }
-            }
-        } else if (meta.kind == KIND_RESULT && meta.is_over == 1) {
+        if (meta.found.place == CLAIMED) {
+            see.execute(meta.slot ++ meta.local);
+            propose.execute(meta.slot);
+            set_ack.execute(meta.slot);
+            set_progress.execute(meta.slot);
+        } else if (IS_HELD(meta.found.place)) {
+            meta.found.seen = see.execute(meta.slot ++ meta.local);
+            meta.found.next = agree.execute(meta.slot);
+            hdr.changes.ack = (bit<32>)lower_ack.execute(meta.slot);
+            hdr.changes.progress = (bit<32>)lower_progress.execute(meta.slot);
+        }
+        restore();
+
+        if (meta.found.place == CLAIMED) {
+            set_missing.execute(meta.slot);
+            set_tag_low.execute(meta.slot);
+        } else if (IS_NEW(meta.found)) {
+            meta.left = count_down.execute(meta.slot);
+            hdr.changes.tag_low = add_tag_low.execute(meta.slot);
+        }
+        payload.apply(hdr.payload, meta.slot, meta.found);
+
+        if (IS_NEW(meta.found)) {
+            find_carry();
+        }
+        if (meta.carry != 0) {
+            carry();
+        }
+        if (meta.found.place == CLAIMED) {
+            set_tag_high.execute(meta.slot);
+        } else if (IS_NEW(meta.found)) {
+            hdr.changes.tag_high = add_tag_high.execute(meta.slot);
+        }
+
+        if (meta.found.place != NO_PLACE) {
+            verdicts.apply();
+        } else if (meta.was == WAS_UNDER_WAY) {
             hand_down();
         }
-        carry_low();
-        add_low();
-        carry_middle();
-        add_middle();
-        join_limbs();
-
-        if (!hdr.bridge.isValid()) {
-            skip_egress();
+        if (hdr.bridge.mode == MODE_SUM && meta.left[15:8] != 0) {
+            congest();
         }
-        if (!hdr.bridge.isValid() || hdr.bridge.mode == MODE_SUM) {
+
+        if (hdr.bridge.mode == 0 || hdr.bridge.mode == MODE_SUM) {
             stations.apply();
+        }
+        if (hdr.bridge.mode == 0) {
+            skip_egress();
         }
         if (meta.count != PAATP_COUNTS) {
             counts.count(meta.count);
@@ -642,38 +718,25 @@ control PaatpIngressDeparser(
 
 struct egress_headers_t {
     bridge_h bridge;
+    paatp_changes_h changes;
     ethernet_h ethernet;
     ipv4_h ipv4;
     udp_h udp;
-    paatp_words_h words;
+    paatp_h paatp;
 }
 
 struct egress_metadata_t {
-    changes_t changes;
-    bit<32> field;
-    bit<32> echo;
     bit<8> rank;
-    bit<32> word1;
     mac_t mac;
     ipv4_t address;
     bit<12> rank_index;
     bit<16> port;
-    bit<1> is_copy;
+    bit<1> is_known;
 }
 
-/* First words: of a contribution, of the answer to it, of a partial sum. */
-const bit<32> WORD_DATA = PAATP_MAGIC ++ PAATP_VERSION ++ PAATP_KIND_DATA ++ PAATP_FLAG_PAYLOAD;
-const bit<32> WORD_ANSWER = PAATP_MAGIC ++ PAATP_VERSION ++ PAATP_KIND_ANSWER ++ PAATP_FLAG_PARTIAL;
-const bit<32> WORD_SUM = PAATP_MAGIC ++ PAATP_VERSION ++ PAATP_KIND_DATA ++ (PAATP_FLAG_PAYLOAD | PAATP_FLAG_PARTIAL);
-/* Lanes, mode and contributors of a contribution, as the ingress lets them in. */
-const bit<32> WORD_LENGTH = PAATP_LANES_PER_BLOCK ++ 8w0 ++ 8w1;
-/* What the check gains by the first word and that of the length, in an answer. */
-const bit<32> ANSWER_CHECK = PAATP_WEIGHT_0 * (WORD_ANSWER - WORD_DATA) - PAATP_WEIGHT_12 * WORD_LENGTH;
+/* What the check gains by the flags that the switch sets. */
 const bit<32> ECHO_CHECK = PAATP_WEIGHT_0 * (bit<32>)PAATP_FLAG_ECN_ECHO;
 const bit<32> PARTIAL_CHECK = PAATP_WEIGHT_0 * (bit<32>)PAATP_FLAG_PARTIAL;
-/* Third byte from the right of the words with next exponent and gain. */
-const bit<32> FIELD = 0x00ff0000;
-const bit<32> NEXT_EXPONENT_BIAS = 0x01800000;
 
 parser PaatpEgressParser(
     packet_in packet,
@@ -684,10 +747,23 @@ parser PaatpEgressParser(
     state start {
         packet.extract(eg_intr_md);
         packet.extract(hdr.bridge);
+        meta.is_known = 0;
+        transition select(hdr.bridge.mode) {
+            MODE_SUM: changes;
+            default: frame;
+        }
+    }
+
+    state changes {
+        packet.extract(hdr.changes);
+        transition frame;
+    }
+
+    state frame {
         packet.extract(hdr.ethernet);
         packet.extract(hdr.ipv4);
         packet.extract(hdr.udp);
-        packet.extract(hdr.words);
+        packet.extract(hdr.paatp);
         transition accept;
     }
 }
@@ -715,28 +791,10 @@ control PaatpEgress(
         }
     };
 
-    action echo_mark() {
-        meta.echo = (bit<32>)PAATP_FLAG_ECN_ECHO;
-        hdr.words.word15 = hdr.words.word15 + ECHO_CHECK;
-        hdr.ipv4.ecn = ECN_CAPABLE;
-    }
-
-    action no_mark() {
-        meta.echo = 0;
-    }
-
-    action read_gain() {
-        meta.field = hdr.words.word14 & FIELD;
-    }
-
-    action read_next_exponent() {
-        meta.field = hdr.words.word13 & FIELD;
-        hdr.bridge.next_exponent = hdr.bridge.next_exponent ^ NEXT_EXPONENT_BIAS;
-    }
-
-    /* The answer says nothing of the wish or the policy. Acknowledgement and progress stay the sender's own, which are
-       lower bounds of p_min and p_max; the bitmap stays the sender's bit. */
-    action answer(bit<32> granted) {
+    /* The answer says what the request's fields do not say already: nothing of the wish or the policy. Acknowledgement and
+       progress stay the sender's own, which are lower bounds of p_min and p_max; the bitmap stays the sender's bit; what an
+       answer without a result does not define stays, too. `gain` is what the check gains by kind, flags, window. */
+    action answer(bit<16> granted, bit<32> gain, bit<12> rank_index) {
         mac_t mac = hdr.ethernet.source;
         hdr.ethernet.source = hdr.ethernet.destination;
         hdr.ethernet.destination = mac;
@@ -750,156 +808,125 @@ control PaatpEgress(
         hdr.udp.destination = port;
         hdr.udp.length = ANSWER_BYTES;
         hdr.udp.checksum = 0;
-        hdr.words.word0 = WORD_ANSWER | meta.echo;
-        meta.changes.word1 = 0;
-        meta.changes.word4 = 0 - hdr.words.word4;
-        hdr.words.word4 = 0;
-        meta.changes.word5 = 0;
-        meta.changes.word6 = 0;
-        meta.changes.word7 = 0;
-        meta.changes.word10 = 0 - hdr.words.word10;
-        hdr.words.word10 = 0;
-        meta.changes.word11 = 0 - hdr.words.word11;
-        hdr.words.word11 = 0;
-        hdr.words.word12 = 0;
-        meta.changes.word13 = granted - hdr.words.word13;
-        hdr.words.word13 = granted;
-        meta.changes.word14 = 0 - hdr.words.word14;
-        hdr.words.word14 = 0;
-        hdr.words.word15 = hdr.words.word15 + ANSWER_CHECK;
-    }
-
-    /* `gain` is what the check gains by the words that are parameters and the first one. */
-    action send_up(bit<32> word1, bit<32> bits_high, bit<32> bits_low, bit<32> word12, bit<32> gain) {
-        hdr.udp.checksum = 0;
-        hdr.words.word0 = WORD_SUM;
-        hdr.words.word1 = word1;
-        meta.changes.word1 = 0;
-        meta.changes.word4 = hdr.words.word3 - hdr.words.word4;
-        hdr.words.word4 = hdr.words.word3;
-        meta.changes.word5 = hdr.bridge.ack - hdr.words.word5;
-        hdr.words.word5 = hdr.bridge.ack;
-        meta.changes.word6 = hdr.bridge.progress - hdr.words.word6;
-        hdr.words.word6 = hdr.bridge.progress;
-        meta.changes.word7 = 0;
-        hdr.words.word8 = bits_high;
-        hdr.words.word9 = bits_low;
-        meta.changes.word10 = hdr.bridge.tag_high - hdr.words.word10;
-        hdr.words.word10 = hdr.bridge.tag_high;
-        meta.changes.word11 = hdr.bridge.tag_low - hdr.words.word11;
-        hdr.words.word11 = hdr.bridge.tag_low;
-        hdr.words.word12 = word12;
-        meta.changes.word13 = hdr.bridge.next_exponent - meta.field;
-        meta.changes.word14 = 0;
-        hdr.words.word15 = hdr.words.word15 + gain;
-    }
-
-    /* By the request's words of rank and generation. */
-    table ranks {
-        key = {
-            hdr.bridge.mode: exact;
-            hdr.words.word1: exact;
-            hdr.words.word2: exact;
-        }
-        actions = { answer; send_up; NoAction; }
-        const default_action = NoAction();
-        size = PAATP_MAX_JOBS << (PAATP_LOCAL_BITS + 1);
-    }
-
-    action set_next_exponent() {
-        hdr.words.word13 = hdr.words.word13 + meta.changes.word13;
-    }
-
-    action set_copy(bit<8> rank, bit<32> word1, mac_t mac, ipv4_t address, bit<12> rank_index) {
-        meta.rank = rank;
-        meta.word1 = word1;
-        meta.mac = mac;
-        meta.address = address;
+        hdr.paatp.kind = PAATP_KIND_ANSWER;
+        hdr.paatp.flags = PAATP_FLAG_PARTIAL;
+        hdr.paatp.window = granted;
+        hdr.paatp.check = hdr.paatp.check + gain;
         meta.rank_index = rank_index;
-        meta.is_copy = 1;
+        meta.is_known = 1;
     }
 
-    action no_copy() {
-        meta.is_copy = 0;
+    action echo_mark() {
+        hdr.paatp.flags = PAATP_FLAG_PARTIAL | PAATP_FLAG_ECN_ECHO;
+        hdr.paatp.check = hdr.paatp.check + ECHO_CHECK;
+        hdr.ipv4.ecn = ECN_CAPABLE;
     }
 
-    /* To whom the copies of a job's results go, by their number in the group. */
-    table copies {
-        key = {
-            hdr.words.word1[31:16]: exact;
-            eg_intr_md.egress_rid: exact;
-        }
-        actions = { set_copy; no_copy; }
-        const default_action = no_copy();
-        size = PAATP_MAX_JOBS << PAATP_LOCAL_BITS;
-    }
-
-    action find_rank() {
-        meta.rank_index = hdr.words.word1[21:16] ++ hdr.words.word1[13:8];
-    }
-
-    /* Nobody's token, and a status that speaks of no contribution. */
-    action copy() {
-        hdr.ethernet.destination = meta.mac;
-        hdr.ipv4.destination = meta.address;
-        hdr.udp.destination = meta.port;
+    /* `gain` is what the check gains by the parameters and the flags. */
+    action send_up(bit<8> status, bit<64> bitmap, bit<8> contributors, bit<32> gain) {
         hdr.udp.checksum = 0;
-        meta.changes.word1 = meta.word1 - hdr.words.word1;
-        hdr.words.word1 = meta.word1;
-        meta.changes.word4 = 0;
-        meta.changes.word5 = 0;
-        meta.changes.word6 = 0;
-        meta.changes.word7 = 0 - hdr.words.word7;
-        hdr.words.word7 = 0;
-        meta.changes.word10 = 0;
-        meta.changes.word11 = 0;
-        meta.changes.word13 = 0;
-        meta.changes.word14 = 0 - meta.field;
-        hdr.words.word14 = hdr.words.word14 & ~FIELD;
-    }
-
-    action set_partial() {
-        hdr.words.word0 = hdr.words.word0 | (bit<32>)PAATP_FLAG_PARTIAL;
-        hdr.words.word15 = hdr.words.word15 + PARTIAL_CHECK;
+        hdr.paatp.flags = PAATP_FLAG_PAYLOAD | PAATP_FLAG_PARTIAL;
+        hdr.paatp.status = status;
+        hdr.paatp.bitmap = bitmap;
+        hdr.paatp.contributors = contributors;
+        hdr.paatp.check = hdr.paatp.check + gain;
     }
 
     action drop() {
         eg_dprsr_md.drop_ctl = 1;
     }
 
+    /* By the request's rank. What the ingress took and this does not know goes nowhere: it is sent again, past the switch. */
+    table ranks {
+        key = {
+            hdr.bridge.mode: exact;
+            hdr.paatp.job: exact;
+            hdr.paatp.worker: exact;
+            hdr.paatp.generation: exact;
+        }
+        actions = { answer; send_up; drop; }
+        const default_action = drop();
+        size = PAATP_MAX_JOBS << (PAATP_LOCAL_BITS + 1);
+    }
+
+    /* `gain` is what the check has of the rank's number. */
+    action set_copy(bit<8> rank, mac_t mac, ipv4_t address, bit<12> rank_index, bit<32> gain) {
+        meta.rank = rank;
+        meta.mac = mac;
+        meta.address = address;
+        meta.rank_index = rank_index;
+        meta.is_known = 1;
+        hdr.paatp.check = hdr.paatp.check + gain;
+    }
+
+    /* To whom the copies of a job's results go, by their number in the group. */
+    table copies {
+        key = {
+            hdr.paatp.job: exact;
+            eg_intr_md.egress_rid: exact;
+        }
+        actions = { set_copy; NoAction; }
+        const default_action = NoAction();
+        size = PAATP_MAX_JOBS << PAATP_LOCAL_BITS;
+    }
+
+    action lose(bit<32> gain) {
+        hdr.paatp.check = hdr.paatp.check + gain;
+    }
+
+    /* The rank that the result is addressed to leaves the check. */
+    table addressees {
+        key = { hdr.paatp.worker: exact; }
+        actions = { lose; NoAction; }
+        const default_action = NoAction();
+        const entries = {
+            PAATP_RANKS_OUT_OF_CHECK(lose)
+        }
+        size = PAATP_MAX_RANKS;
+    }
+
+    /* A copy is one by its flag; what is said of its rank's request then means nothing. */
+    action copy() {
+        hdr.ethernet.destination = meta.mac;
+        hdr.ipv4.destination = meta.address;
+        hdr.udp.destination = meta.port;
+        hdr.udp.checksum = 0;
+        hdr.paatp.worker = meta.rank;
+    }
+
+    action set_partial() {
+        hdr.paatp.flags = hdr.paatp.flags | PAATP_FLAG_PARTIAL;
+        hdr.paatp.check = hdr.paatp.check + PARTIAL_CHECK;
+    }
+
     apply {
         if (hdr.bridge.mode == MODE_RESULT) {
-            read_gain();
             copies.apply();
-            if (meta.is_copy == 1 && meta.rank != hdr.words.word1[15:8]) {
-                meta.port = read_port.execute(meta.rank_index);
-                if (meta.port == 0) {
-                    drop();
+            if (meta.is_known == 1) {
+                addressees.apply();
+                if (meta.rank != hdr.paatp.worker) {
+                    meta.port = read_port.execute(meta.rank_index);
+                    if (meta.port == 0) {
+                        drop();
+                    }
+                    copy();
+                    if (hdr.paatp.flags[1:1] == 0) {
+                        set_partial();
+                    }
+                } else {
+                    learn_port.execute(meta.rank_index);
                 }
-                copy();
-                if (hdr.words.word0[1:1] == 0) {
-                    set_partial();
-                }
-                check.apply(hdr.words.word15, meta.changes);
-            } else {
-                find_rank();
-                learn_port.execute(meta.rank_index);
             }
         } else {
-            if (hdr.bridge.mode == MODE_ANSWER && hdr.ipv4.ecn == CONGESTED) {
-                echo_mark();
-            } else {
-                no_mark();
-            }
-            read_next_exponent();
             ranks.apply();
-            if (hdr.bridge.mode == MODE_ANSWER) {
-                find_rank();
+            if (meta.is_known == 1) {
                 learn_port.execute(meta.rank_index);
+                if (hdr.ipv4.ecn == CONGESTED) {
+                    echo_mark();
+                }
             } else {
-                set_next_exponent();
+                check.apply(hdr.paatp.check, hdr.changes);
             }
-            check.apply(hdr.words.word15, meta.changes);
         }
     }
 }
@@ -921,7 +948,7 @@ control PaatpEgressDeparser(
         packet.emit(hdr.ethernet);
         packet.emit(hdr.ipv4);
         packet.emit(hdr.udp);
-        packet.emit(hdr.words);
+        packet.emit(hdr.paatp);
     }
 }
 

@@ -1,22 +1,25 @@
 /* Made from paatp-common by `cargo xtask codegen`. */
 
+/* The header with whole words where there is something to compute. */
 header paatp_words_h {
     bit<32> word0;
-    bit<32> word1;
-    bit<32> word2;
-    bit<32> word3;
-    bit<32> word4;
-    bit<32> word5;
-    bit<32> word6;
-    bit<32> word7;
-    bit<32> word8;
-    bit<32> word9;
-    bit<32> word10;
-    bit<32> word11;
+    bit<16> job;
+    bit<8> worker;
+    bit<8> status;
+    bit<32> generation;
+    bit<32> seq;
+    bit<32> want;
+    bit<32> ack;
+    bit<32> progress;
+    bit<32> token;
+    bit<32> bitmap_high;
+    bit<32> bitmap_low;
+    bit<32> tag_high;
+    bit<32> tag_low;
     bit<32> word12;
     bit<32> word13;
     bit<32> word14;
-    bit<32> word15;
+    bit<32> check;
 }
 
 header paatp_payload_h {
@@ -141,46 +144,139 @@ control PaatpPayload(inout paatp_payload_h payload, in slot_t slot, in found_t f
 }
 
 /* By how much words have changed. */
-struct changes_t {
-    bit<32> word1;
-    bit<32> word4;
-    bit<32> word5;
-    bit<32> word6;
-    bit<32> word7;
-    bit<32> word10;
-    bit<32> word11;
-    bit<32> word13;
-    bit<32> word14;
+header paatp_changes_h {
+    bit<32> want;
+    bit<32> ack;
+    bit<32> progress;
+    bit<32> tag_high;
+    bit<32> tag_low;
+    bit<32> next_exponent;
 }
 
 /* Makes up for it in the header's check: each change times the weight of its word. Weights are sums and
- * differences of powers of two, so nothing is multiplied. An error that the check showed it still shows. */
-control PaatpCheck(inout bit<32> check, in changes_t by) {
+ * differences of powers of two, so nothing is multiplied. An error that the check showed it still shows.
+ * A step for each stage of a switch. */
+control PaatpCheck(inout bit<32> check, in paatp_changes_h by) {
+    bit<32> times_16;
+    bit<32> times_8;
+    bit<32> times_4;
+
+    action step0() {
+        times_16 = by.want + by.ack;
+        times_8 = by.tag_high + by.tag_low;
+        times_4 = by.want + by.ack;
+        check = check + by.want;
+    }
+
+    action step1() {
+        times_16 = times_16 + by.progress;
+        times_4 = times_4 + by.next_exponent;
+        check = check + by.progress;
+    }
+
+    action step2() {
+        times_16 = times_16 << 1;
+        check = check + by.tag_high;
+    }
+
+    action step3() {
+        times_8 = times_8 + times_16;
+        check = check - by.ack;
+    }
+
+    action step4() {
+        times_8 = times_8 << 1;
+        check = check - by.tag_low;
+    }
+
+    action step5() {
+        times_4 = times_4 + times_8;
+        check = check - by.next_exponent;
+    }
+
+    action step6() {
+        times_4 = times_4 << 2;
+    }
+
+    action step7() {
+        check = check + times_4;
+    }
+
     apply {
-        bit<32> sum0 = by.word4 + by.word5;
-        bit<32> sum1 = by.word13 - by.word1;
-        bit<32> sum2 = sum1 + sum0;
-        bit<32> times_4 = sum2 << 2;
-        bit<32> sum3 = by.word10 + by.word11;
-        bit<32> times_8 = sum3 << 3;
-        bit<32> sum4 = by.word4 + by.word5;
-        bit<32> sum5 = by.word6 + by.word7;
-        bit<32> sum6 = sum5 + sum4;
-        bit<32> times_16 = sum6 << 4;
-        bit<32> times_32 = by.word1 << 5;
-        bit<32> sum7 = check + by.word4;
-        bit<32> sum8 = by.word6 + by.word10;
-        bit<32> sum9 = by.word14 - by.word1;
-        bit<32> sum10 = by.word5 + by.word7;
-        bit<32> sum11 = by.word11 + by.word13;
-        bit<32> sum12 = sum9 + sum8;
-        bit<32> sum13 = sum7 + times_32;
-        bit<32> sum14 = sum11 + sum10;
-        bit<32> sum15 = sum13 + sum12;
-        bit<32> sum16 = times_8 - sum14;
-        bit<32> sum17 = sum16 + sum15;
-        bit<32> sum18 = times_4 + times_16;
-        bit<32> sum19 = sum18 + sum17;
-        check = sum19;
+        step0();
+        step1();
+        step2();
+        step3();
+        step4();
+        step5();
+        step6();
+        step7();
     }
 }
+
+/* What the check gains as a rank's number becomes 0. */
+#define PAATP_RANKS_OUT_OF_CHECK(action) \
+    0: action(0x00000000); \
+    1: action(0xffffe500); \
+    2: action(0xffffca00); \
+    3: action(0xffffaf00); \
+    4: action(0xffff9400); \
+    5: action(0xffff7900); \
+    6: action(0xffff5e00); \
+    7: action(0xffff4300); \
+    8: action(0xffff2800); \
+    9: action(0xffff0d00); \
+    10: action(0xfffef200); \
+    11: action(0xfffed700); \
+    12: action(0xfffebc00); \
+    13: action(0xfffea100); \
+    14: action(0xfffe8600); \
+    15: action(0xfffe6b00); \
+    16: action(0xfffe5000); \
+    17: action(0xfffe3500); \
+    18: action(0xfffe1a00); \
+    19: action(0xfffdff00); \
+    20: action(0xfffde400); \
+    21: action(0xfffdc900); \
+    22: action(0xfffdae00); \
+    23: action(0xfffd9300); \
+    24: action(0xfffd7800); \
+    25: action(0xfffd5d00); \
+    26: action(0xfffd4200); \
+    27: action(0xfffd2700); \
+    28: action(0xfffd0c00); \
+    29: action(0xfffcf100); \
+    30: action(0xfffcd600); \
+    31: action(0xfffcbb00); \
+    32: action(0xfffca000); \
+    33: action(0xfffc8500); \
+    34: action(0xfffc6a00); \
+    35: action(0xfffc4f00); \
+    36: action(0xfffc3400); \
+    37: action(0xfffc1900); \
+    38: action(0xfffbfe00); \
+    39: action(0xfffbe300); \
+    40: action(0xfffbc800); \
+    41: action(0xfffbad00); \
+    42: action(0xfffb9200); \
+    43: action(0xfffb7700); \
+    44: action(0xfffb5c00); \
+    45: action(0xfffb4100); \
+    46: action(0xfffb2600); \
+    47: action(0xfffb0b00); \
+    48: action(0xfffaf000); \
+    49: action(0xfffad500); \
+    50: action(0xfffaba00); \
+    51: action(0xfffa9f00); \
+    52: action(0xfffa8400); \
+    53: action(0xfffa6900); \
+    54: action(0xfffa4e00); \
+    55: action(0xfffa3300); \
+    56: action(0xfffa1800); \
+    57: action(0xfff9fd00); \
+    58: action(0xfff9e200); \
+    59: action(0xfff9c700); \
+    60: action(0xfff9ac00); \
+    61: action(0xfff99100); \
+    62: action(0xfff97600); \
+    63: action(0xfff95b00);

@@ -2,7 +2,8 @@
 //! command line, and looked into. `cargo xtask p4 test` uses it.
 //!
 //! The tools are in no package registry. They are looked for in `P4C` (`p4c-bm2-ss`), `BMV2` (`simple_switch`), `BMV2_CLI`
-//! (`simple_switch_CLI`) and `BMV2_GRPC` (`simple_switch_grpc`), that for Tofino in `P4TEST` (`p4test`), and on `PATH`.
+//! (`simple_switch_CLI`) and `BMV2_GRPC` (`simple_switch_grpc`), those for Tofino in `P4TEST` (`p4test`), `P4C_TOFINO`
+//! (`p4c-barefoot`) and `BFAS` (`bfas`), and on `PATH`.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -277,7 +278,7 @@ pub fn sources() -> PathBuf {
 pub struct Verified {
     /// [`digest`] of the program and the vectors.
     pub digest: String,
-    /// Versions of compiler and switch.
+    /// Versions of compilers and switch.
     pub tools: Vec<String>,
     /// Day of the run (UTC).
     pub date: String,
@@ -301,7 +302,9 @@ impl Verified {
     pub fn now(tools: &Tools, tests: BTreeMap<String, String>) -> Result<Verified> {
         let output = Command::new("date").args(["-u", "+%F"]).output().context("cannot start `date`")?;
         let date = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-        Ok(Verified { digest: Verified::digest_now()?, tools: tools.versions()?.into(), date, tests })
+        let mut versions = tools.versions()?.to_vec();
+        versions.push(tofino::Backend::find()?.version()?);
+        Ok(Verified { digest: Verified::digest_now()?, tools: versions, date, tests })
     }
 
     /// What is noted.

@@ -1,5 +1,5 @@
-//! The switch program on BMv2: the vectors, frame by frame; and what that for Tofino
-//! means. `cargo xtask p4 test` runs this.
+//! The switch program on BMv2: the vectors, frame by frame; and that for Tofino: what it means, and whether it fits.
+//! `cargo xtask p4 test` runs this.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is the failure report here")]
 
@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use paatp_common::Seq;
 use paatp_common::frame::PLAIN_HEADER;
+use paatp_common::limits::LANES_PER_BLOCK;
 use paatp_common::switch::{Count, places};
 use paatp_common::tag::salt;
 use paatp_common::wire::{Chunk, Header, Kind, Request, flags};
@@ -220,6 +221,41 @@ fn the_tofino_program_is_well_typed() {
     checker.check().unwrap();
 }
 
+/// Compiled, assembled, and within the chip; there is none to run it.
+#[test]
+fn the_tofino_program_fits() {
+    let Some(backend) = tofino::require_backend("p4::the_tofino_program_fits") else { return };
+    let used = backend.build().unwrap();
+    println!("{used}");
+    let lanes = used.registers.keys().filter(|name| name.contains(".lane")).count();
+    assert_eq!(lanes, LANES_PER_BLOCK, "{used}");
+    let others = [
+        "slot_holder",
+        "slot_seen",
+        "slot_agreed",
+        "slot_ack",
+        "slot_progress",
+        "slot_missing",
+        "slot_tag_low",
+        "slot_tag_high",
+        "rank_ports",
+    ];
+    assert_eq!(used.registers.len(), LANES_PER_BLOCK + others.len(), "{used}");
+    for other in others {
+        assert!(used.registers.keys().any(|name| name.ends_with(other)), "no {other}: {used}");
+    }
+    assert!(used.stages() <= tofino::STAGES, "{used}");
+    assert!(used.units().into_iter().all(|units| units <= tofino::UNITS), "{used}");
+    for stage in 0..used.stages() {
+        let tables: usize = used.tables.values().filter_map(|tables| tables.get(stage)).sum();
+        assert!(tables <= tofino::TABLES, "{used}");
+    }
+    for (letter, most) in tofino::CONTAINERS {
+        let taken = used.containers.get(&letter.to_string()).copied().unwrap_or(0);
+        assert!((1..=most).contains(&taken), "{used}");
+    }
+}
+
 /// Between two packets, in ns.
 const PAUSE: u64 = 1_000_000;
 /// When the first packet comes, in ns: slots that nobody has had are free by then.
@@ -268,16 +304,34 @@ fn number_of(port: Port) -> u16 {
     }
 }
 
-/// An answer without what the program for Tofino tells less of: contributors and what passed by.
+/// An answer without what the program for Tofino tells less of (contributors and what passed by), and without what it
+/// leaves as it was: fields that an answer of a switch does not define.
 fn without_news(frame: &[u8]) -> Vec<u8> {
     let mut frame = frame.to_vec();
     let Some(header) = frame.get_mut(PLAIN_HEADER..).and_then(Header::of_mut) else { return frame };
-    if header.check().is_ok() && header.kind() == Some(Kind::Answer) && !header.has(flags::RESULT) {
-        header.set_bitmap(0);
+    if header.check().is_err() || header.kind() != Some(Kind::Answer) || !header.has(flags::PARTIAL) {
+        return frame;
+    }
+    header.set_gain(0);
+    if header.has(flags::RESULT) {
+        header.set_status(0);
+        header.set_token(0);
+    } else {
+        header.set_raw_want(0);
         header.set_raw_ack(0);
         header.set_raw_progress(0);
-        header.seal();
+        header.set_bitmap(0);
+        header.set_tag(0);
+        header.set_lanes(0);
+        header.set_told(0);
+        header.set_contributors(0);
+        header.set_exponent(0);
+        header.set_next_exponent(0);
+        header.set_rank(0);
+        header.set_attempt(0);
+        header.set_operation_or_epoch(0);
     }
+    header.seal();
     frame
 }
 

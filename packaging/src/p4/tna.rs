@@ -2,21 +2,22 @@
 
 use std::fmt::Write as _;
 
-use paatp_common::limits::LANES_PER_BLOCK;
+use paatp_common::limits::{LANES_PER_BLOCK, MAX_RANKS};
 use paatp_common::tag::{CHECKED_HEADER_WORDS, header_weight};
-use paatp_common::wire::HEADER_BYTES;
 
-use super::ORIGIN;
+use super::{ORIGIN, fields};
 
-/// Words of a header that the switch may change by an amount that no table knows.
-const CHANGING: [usize; 9] = [1, 4, 5, 6, 7, 10, 11, 13, 14];
+/// Words of a header that a partial sum changes by an amount that no table knows: what they hold, and their numbers.
+const CHANGING: [(&str, usize); 6] =
+    [("want", 4), ("ack", 5), ("progress", 6), ("tag_high", 10), ("tag_low", 11), ("next_exponent", 13)];
 
 /// All of them.
 pub(super) fn parts() -> String {
     let mut text = ORIGIN.to_owned();
+    line!(text, "/* The header with whole words where there is something to compute. */");
     line!(text, "header paatp_words_h {{");
-    for word in 0..HEADER_BYTES / 4 {
-        line!(text, "    bit<32> word{word};");
+    for (name, bits) in words() {
+        line!(text, "    bit<{bits}> {name};");
     }
     line!(text, "}}\n");
     line!(text, "header paatp_payload_h {{");
@@ -30,7 +31,30 @@ pub(super) fn parts() -> String {
     line!(text, "");
     payload(&mut text);
     check(&mut text);
+    ranks(&mut text);
     text
+}
+
+/// Name and bits of the fields of a header that has whole words but for the second.
+fn words() -> Vec<(String, usize)> {
+    let mut words = Vec::new();
+    let mut parts: Vec<(&str, usize)> = Vec::new();
+    for (name, bits) in fields() {
+        parts.push((name, bits));
+        let number = words.iter().map(|(_, bits)| bits).sum::<usize>() / 32;
+        let sum = parts.iter().map(|(_, bits)| bits).sum::<usize>();
+        let all = parts.iter().map(|(name, bits)| ((*name).to_owned(), *bits));
+        match (sum, parts.len()) {
+            (32, 1) => words.extend(all),
+            // Of job, rank and status each is looked up, and none is computed with.
+            (32, _) if parts[0].0 == "job" => words.extend(all),
+            (32, _) => words.push((format!("word{number}"), 32)),
+            (64, 1) => words.extend(["high", "low"].map(|half| (format!("{name}_{half}"), 32))),
+            _ => continue,
+        }
+        parts.clear();
+    }
+    words
 }
 
 fn payload(text: &mut String) {
@@ -47,9 +71,9 @@ fn payload(text: &mut String) {
 
 fn check(text: &mut String) {
     line!(text, "/* By how much words have changed. */");
-    line!(text, "struct changes_t {{");
-    for word in CHANGING {
-        line!(text, "    bit<32> word{word};");
+    line!(text, "header paatp_changes_h {{");
+    for (name, _) in CHANGING {
+        line!(text, "    bit<32> {name};");
     }
     line!(text, "}}\n");
     line!(
@@ -58,71 +82,94 @@ fn check(text: &mut String) {
     );
     line!(
         text,
-        " * differences of powers of two, so nothing is multiplied. An error that the check showed it still shows. */"
+        " * differences of powers of two, so nothing is multiplied. An error that the check showed it still shows."
     );
-    line!(text, "control PaatpCheck(inout bit<32> check, in changes_t by) {{");
-    line!(text, "    apply {{");
-    let mut powers: Vec<u32> =
-        CHANGING.iter().flat_map(|word| digits(*word)).map(|(_, power)| power).collect();
-    powers.sort_unstable();
-    powers.dedup();
-    let mut sums = Sums::default();
-    let mut terms = vec![Term { level: 0, adds: true, name: "check".to_owned() }];
-    for power in powers {
-        let changes = CHANGING.iter().flat_map(|word| {
-            let digits = digits(*word).into_iter().filter(|digit| digit.1 == power);
-            digits.map(move |(adds, _)| Term { level: 0, adds, name: format!("by.word{word}") })
-        });
-        if power == 0 {
-            terms.extend(changes);
-            continue;
+    line!(text, " * A step for each stage of a switch. */");
+    line!(text, "control PaatpCheck(inout bit<32> check, in paatp_changes_h by) {{");
+    let schedule = Schedule::of_the_check();
+    for name in &schedule.sums {
+        line!(text, "    bit<32> {name};");
+    }
+    for (number, step) in schedule.steps.iter().enumerate() {
+        line!(text, "\n    action step{number}() {{");
+        for statement in step {
+            line!(text, "        {statement};");
         }
-        let Some(sum) = sums.add(changes.collect()) else { continue };
-        let name = format!("times_{}", 1u32 << power);
-        line!(sums.text, "        bit<32> {name} = {} << {power};", sum.name);
-        terms.push(Term { level: sum.level + 1, name, ..sum });
+        line!(text, "    }}");
     }
-    if let Some(all) = sums.add(terms) {
-        line!(sums.text, "        check = {};", all.name);
+    line!(text, "\n    apply {{");
+    for number in 0..schedule.steps.len() {
+        line!(text, "        step{number}();");
     }
-    text.push_str(&sums.text);
-    line!(text, "    }}\n}}");
+    line!(text, "    }}\n}}\n");
 }
 
-/// Something to be added or subtracted, and the stage of a switch after which it is there.
-struct Term {
-    level: u32,
-    adds: bool,
-    name: String,
+/// What the check gains as a rank's number becomes 0, for a table of it. (A switch adds what a table says, but does not
+/// subtract it.)
+fn ranks(text: &mut String) {
+    line!(text, "/* What the check gains as a rank's number becomes 0. */");
+    line!(text, "#define PAATP_RANKS_OUT_OF_CHECK(action) \\");
+    for rank in 0..MAX_RANKS as u32 {
+        let end = if rank + 1 == MAX_RANKS as u32 { "" } else { " \\" };
+        let gain = ((rank << 8).wrapping_mul(header_weight(1) as u32)).wrapping_neg();
+        line!(text, "    {rank}: action({gain:#010x});{end}");
+    }
 }
 
-/// Additions, one a line.
+/// Additions and shifts, those of a step at once.
 #[derive(Default)]
-struct Sums {
-    text: String,
-    count: usize,
+struct Schedule {
+    sums: Vec<String>,
+    steps: Vec<Vec<String>>,
 }
 
-impl Sums {
-    /// Adds terms up in as few stages as can be: always the two that are there first.
-    fn add(&mut self, mut terms: Vec<Term>) -> Option<Term> {
-        loop {
-            // With equal stages, what is subtracted comes last: it needs something that it is subtracted from.
-            terms.sort_by_key(|term| (term.level, !term.adds));
-            let mut rest = terms.into_iter();
-            let (first, second) = (rest.next()?, rest.next());
-            let Some(second) = second else { return Some(first) };
-            let (left, operator, right) = match (first.adds, second.adds) {
-                (false, true) => (&second, '-', &first),
-                (adds, other) => (&first, if adds == other { '+' } else { '-' }, &second),
-            };
-            let name = format!("sum{}", self.count);
-            line!(self.text, "        bit<32> {name} = {} {operator} {};", left.name, right.name);
-            self.count += 1;
-            let sum =
-                Term { level: first.level.max(second.level) + 1, adds: first.adds || second.adds, name };
-            terms = std::iter::once(sum).chain(rest).collect();
+impl Schedule {
+    /// For each power of two the sum of what has it, added up from the highest on, each time shifted by what is between
+    /// them; what has a weight of one meanwhile goes to the check itself.
+    fn of_the_check() -> Schedule {
+        let mut schedule = Schedule::default();
+        let mut powers: Vec<u32> =
+            CHANGING.iter().flat_map(|(_, word)| digits(*word)).map(|digit| digit.1).collect();
+        powers.sort_unstable();
+        powers.dedup();
+        let mut upper: Option<(String, u32, usize)> = None;
+        for power in powers.iter().rev().copied() {
+            let mut terms: Vec<(bool, &str)> = Vec::new();
+            for (name, word) in CHANGING {
+                terms.extend(
+                    digits(word).iter().filter(|digit| digit.1 == power).map(|digit| (digit.0, name)),
+                );
+            }
+            terms.sort_by_key(|(adds, _)| !adds);
+            let name = if power == 0 { "check".to_owned() } else { format!("times_{}", 1u32 << power) };
+            let mut rest = terms.iter();
+            let mut done = 0;
+            let mut value = "check".to_owned();
+            if power > 0 {
+                let Some((true, first)) = rest.next() else { continue };
+                schedule.sums.push(name.clone());
+                value = format!("by.{first}");
+            }
+            for (adds, term) in rest {
+                let operator = if *adds { '+' } else { '-' };
+                schedule.put(done, format!("{name} = {value} {operator} by.{term}"));
+                value.clone_from(&name);
+                done += 1;
+            }
+            if let Some((above, from, ready)) = upper {
+                schedule.put(ready, format!("{above} = {above} << {}", from - power));
+                let at = done.max(ready + 1);
+                schedule.put(at, format!("{name} = {value} + {above}"));
+                done = at + 1;
+            }
+            upper = Some((name, power, done));
         }
+        schedule
+    }
+
+    fn put(&mut self, step: usize, statement: String) {
+        self.steps.resize(self.steps.len().max(step + 1), Vec::new());
+        self.steps[step].push(statement);
     }
 }
 
@@ -149,6 +196,7 @@ mod tests {
     use std::collections::HashMap;
 
     use paatp_common::tag::header_check;
+    use paatp_common::wire::HEADER_BYTES;
 
     use super::*;
 
@@ -161,24 +209,28 @@ mod tests {
         }
     }
 
-    /// Carries out what stands in the control's body.
-    fn run(body: &str, check: u32, changes: &[u32; CHANGING.len()]) -> Option<u32> {
+    /// Carries out what stands in the control's steps.
+    fn run(steps: &str, check: u32, changes: &[u32; CHANGING.len()]) -> Option<u32> {
         let mut values: HashMap<String, u32> = HashMap::from([("check".to_owned(), check)]);
-        for (word, change) in CHANGING.iter().zip(changes) {
-            values.insert(format!("by.word{word}"), *change);
+        for ((name, _), change) in CHANGING.iter().zip(changes) {
+            values.insert(format!("by.{name}"), *change);
         }
-        for statement in body.split(';').map(str::trim).filter(|statement| !statement.is_empty()) {
-            let (name, expression) = statement.split_once(" = ")?;
-            let parts: Vec<&str> = expression.split(' ').collect();
-            let left = *values.get(*parts.first()?)?;
-            let value = match parts[1..] {
-                [] => left,
-                ["+", right] => left.wrapping_add(*values.get(right)?),
-                ["-", right] => left.wrapping_sub(*values.get(right)?),
-                ["<<", power] => left.wrapping_shl(power.parse().ok()?),
-                _ => return None,
-            };
-            values.insert(name.trim_start_matches("bit<32> ").to_owned(), value);
+        for step in steps.split("action step").skip(1) {
+            let body = step.split_once('{')?.1.split_once('}')?.0;
+            // A stage reads what was there before it.
+            let before = values.clone();
+            for statement in body.split(';').map(str::trim).filter(|statement| !statement.is_empty()) {
+                let (name, expression) = statement.split_once(" = ")?;
+                let parts: Vec<&str> = expression.split(' ').collect();
+                let left = *before.get(*parts.first()?)?;
+                let value = match parts[1..] {
+                    ["+", right] => left.wrapping_add(*before.get(right)?),
+                    ["-", right] => left.wrapping_sub(*before.get(right)?),
+                    ["<<", power] => left.wrapping_shl(power.parse().ok()?),
+                    _ => return None,
+                };
+                values.insert(name.to_owned(), value);
+            }
         }
         values.get("check").copied()
     }
@@ -186,8 +238,8 @@ mod tests {
     #[test]
     fn the_check_that_is_made_up_for_is_that_of_the_changed_header() {
         let text = parts();
-        let body = text.split("control PaatpCheck").nth(1).and_then(|rest| rest.split("apply {").nth(1));
-        let body = body.and_then(|rest| rest.split('}').next()).unwrap_or_default();
+        let steps = text.split("control PaatpCheck").nth(1).and_then(|rest| rest.split("    apply {").next());
+        let steps = steps.unwrap_or_default();
         // Numbers without a pattern: those of a linear congruential generator.
         let mut state = 1u32;
         let mut next = || {
@@ -197,11 +249,25 @@ mod tests {
         for _ in 0..100 {
             let before = [(); CHECKED_HEADER_WORDS].map(|()| next());
             let (mut after, changes) = (before, CHANGING.map(|_| next()));
-            for (word, change) in CHANGING.iter().zip(changes) {
+            for ((_, word), change) in CHANGING.iter().zip(changes) {
                 after[*word] = after[*word].wrapping_add(change);
             }
             let check = |words: [u32; CHECKED_HEADER_WORDS]| header_check(&words.map(u32::to_be_bytes));
-            assert_eq!(run(body, check(before), &changes), Some(check(after)));
+            assert_eq!(run(steps, check(before), &changes), Some(check(after)));
         }
+    }
+
+    #[test]
+    fn words_are_where_the_check_has_them() {
+        let mut bits = 0;
+        for (name, width) in words() {
+            if let Some((_, word)) = CHANGING.iter().find(|(changing, _)| *changing == name) {
+                assert_eq!(bits, word * 32, "{name}");
+            }
+            bits += width;
+        }
+        assert_eq!(bits, HEADER_BYTES * 8);
+        // The next exponent is in the word that the program computes with.
+        assert!(words().iter().any(|(name, _)| name == "word13"));
     }
 }

@@ -39,6 +39,8 @@ pub struct Fields {
 pub enum Operator {
     Add,
     Sub,
+    /// Subtracts without a sign, to 0 at least.
+    Saturate,
     And,
     Or,
     Xor,
@@ -105,11 +107,13 @@ pub struct Function {
     pub body: Statement,
 }
 
-/// A table; all keys are exact.
+/// A table. What the control plane enters is exact.
 #[derive(Clone, Debug)]
 pub struct Table {
     /// What is looked up.
     pub keys: Vec<Expression>,
+    /// Entries that the program has itself: patterns and action; the first that fits counts.
+    pub entries: Vec<(Vec<Expression>, Expression)>,
     /// What happens where nothing is found.
     pub default: Option<Expression>,
 }
@@ -319,6 +323,8 @@ impl<'a> Reader<'a> {
     fn call(&self, node: &'a Json) -> Result<Call> {
         let method = self.get(node, "method");
         let (receiver, name) = match kind(method) {
+            // A register action's own.
+            "Member" if kind(self.get(method, "expr")) == "This" => (None, self.name(method, "member")?),
             "Member" => (Some(self.boxed(method, "expr")?), self.name(method, "member")?),
             _ => (None, self.path(method)?),
         };
@@ -371,15 +377,24 @@ impl<'a> Reader<'a> {
     }
 
     fn table(&self, node: &'a Json) -> Result<Table> {
-        let mut table = Table { keys: Vec::new(), default: None };
+        let mut table = Table { keys: Vec::new(), entries: Vec::new(), default: None };
         for property in self.list(self.get(node, "properties"), "properties")? {
             let value = self.get(property, "value");
             match property["name"].as_str() {
                 Some("key") => {
                     for element in self.list(value, "keyElements")? {
                         let how = self.path(self.get(element, "matchType"))?;
-                        ensure!(how == "exact", "a key that is matched by {how}");
+                        ensure!(
+                            matches!(how.as_str(), "exact" | "ternary"),
+                            "a key that is matched by {how}"
+                        );
                         table.keys.push(*self.boxed(element, "expression")?);
+                    }
+                }
+                Some("entries") => {
+                    for entry in self.list(value, "entries")? {
+                        let keys = self.expressions(self.get(entry, "keys"), "components")?;
+                        table.entries.push((keys, *self.boxed(entry, "action")?));
                     }
                 }
                 Some("default_action") => table.default = Some(*self.boxed(value, "expression")?),
@@ -463,6 +478,7 @@ fn operator(kind: &str) -> Result<Operator> {
     Ok(match kind {
         "Add" => Operator::Add,
         "Sub" => Operator::Sub,
+        "SubSat" => Operator::Saturate,
         "BAnd" => Operator::And,
         "BOr" => Operator::Or,
         "BXor" => Operator::Xor,

@@ -7,9 +7,9 @@ use std::path::Path;
 use std::rc::Rc;
 
 use anyhow::{Context, Result};
-use paatp_common::limits::{LANES_PER_BLOCK, MAX_RANKS};
+use paatp_common::limits::MAX_RANKS;
 use paatp_common::tag::header_weight;
-use paatp_common::wire::{Status, flags};
+use paatp_common::wire::{Kind, flags};
 use paatp_user::switch::entries::SwitchedJob;
 
 use super::ir::Block;
@@ -22,8 +22,6 @@ type Exit = (u16, u16);
 const NOWHERE: u128 = 0x1FF;
 /// Room that the chip puts in front of each packet for the data of its port.
 const PORT_METADATA: [u8; 8] = [0; 8];
-/// Where the number of missing ranks stands above a limb of the tag.
-const MISSING_SHIFT: u32 = 21;
 /// Modes of the egress.
 const ANSWER: u128 = 1;
 const SUM: u128 = 2;
@@ -108,22 +106,21 @@ impl Tofino {
                 let entry = (action, parameters.to_vec());
                 unit.tables.entry(table).or_default().insert(key.to_vec(), entry);
             };
-            let key = [name, generation, rank, 0, own.into(), address, node, port];
-            let missing = u128::from(contributors - 1) << MISSING_SHIFT;
-            add(&mut self.ingress, "ranks", &key, "contribute", &[seed.into(), local, missing]);
+            let [own_high, own_low] = halves(own).map(u128::from);
+            let key = [name, generation, rank, 0, own_high, own_low, address, node, port];
+            let missing = contributors - 1;
+            add(&mut self.ingress, "ranks", &key, "contribute", &[seed.into(), local, missing.into()]);
             let key = [name, generation, rank, node, node_port];
             add(&mut self.ingress, "results", &key, "take_result", &[seed.into(), group]);
 
-            // Job, rank and status.
-            let request = u32::from(job.number) << 16 | u32::from(neighbour.rank) << 8;
-            let key = [ANSWER, request.into(), generation];
-            add(&mut self.egress, "ranks", &key, "answer", &[job.granted.into()]);
-            let sum = Sum::of(request, neighbour.rank, own, bits, contributors);
-            let words = [sum.word1, sum.bits_high, sum.bits_low, sum.word12, sum.gain].map(u128::from);
-            add(&mut self.egress, "ranks", &[SUM, request.into(), generation], "send_up", &words);
-            let copy = u128::from(request) | Status::NotYet as u128;
             let index = (name % 64) * MAX_RANKS as u128 + rank;
-            let parameters = [rank, copy, number(neighbour.mac), address, index];
+            let parameters = [u128::from(job.granted), Gain::of_an_answer(job.granted).into(), index];
+            add(&mut self.egress, "ranks", &[ANSWER, name, rank, generation], "answer", &parameters);
+            let gain = Gain::of_a_sum(neighbour.rank, own, bits, contributors);
+            let parameters = [rank, bits.into(), contributors.into(), gain.into()];
+            add(&mut self.egress, "ranks", &[SUM, name, rank, generation], "send_up", &parameters);
+            let gain = Gain::default().and(1, u32::from(neighbour.rank) << 8).0;
+            let parameters = [rank, number(neighbour.mac), address, index, gain.into()];
             add(&mut self.egress, "copies", &[name, rank + 1], "set_copy", &parameters);
         }
     }
@@ -200,32 +197,37 @@ impl Tofino {
     }
 }
 
-/// What the control plane knows of a rank's partial sums.
-struct Sum {
-    word1: u32,
-    bits_high: u32,
-    bits_low: u32,
-    word12: u32,
-    gain: u32,
+/// What a header's check gains as words change by what the control plane knows.
+#[derive(Clone, Copy, Default)]
+struct Gain(u32);
+
+impl Gain {
+    fn and(self, word: usize, change: u32) -> Gain {
+        Gain(self.0.wrapping_add((header_weight(word) as u32).wrapping_mul(change)))
+    }
+
+    /// A contribution becomes an answer: kind, flags, and the window, which was 0.
+    fn of_an_answer(granted: u16) -> u32 {
+        let first = |kind: Kind, flags: u8| (kind as u32) << 8 | u32::from(flags);
+        let change = first(Kind::Answer, flags::PARTIAL).wrapping_sub(first(Kind::Data, flags::PAYLOAD));
+        Gain::default().and(0, change).and(13, granted.into()).0
+    }
+
+    /// A contribution becomes that of all.
+    fn of_a_sum(rank: u8, own: u64, bits: u64, contributors: u32) -> u32 {
+        let ([bits_high, bits_low], [own_high, own_low]) = (halves(bits), halves(own));
+        Gain::default()
+            .and(0, flags::PARTIAL.into())
+            .and(1, rank.into())
+            .and(8, bits_high.wrapping_sub(own_high))
+            .and(9, bits_low.wrapping_sub(own_low))
+            .and(12, contributors - 1)
+            .0
+    }
 }
 
-impl Sum {
-    fn of(request: u32, rank: u8, own: u64, bits: u64, contributors: u32) -> Sum {
-        let halves = |bits: u64| [(bits >> 32) as u32, bits as u32];
-        let ([bits_high, bits_low], [own_high, own_low]) = (halves(bits), halves(own));
-        let changes = [
-            (0, u32::from(flags::PARTIAL)),
-            (1, u32::from(rank)),
-            (8, bits_high.wrapping_sub(own_high)),
-            (9, bits_low.wrapping_sub(own_low)),
-            (12, contributors - 1),
-        ];
-        let gain = changes.into_iter().fold(0u32, |gain, (word, change)| {
-            gain.wrapping_add((header_weight(word) as u32).wrapping_mul(change))
-        });
-        let word12 = (LANES_PER_BLOCK as u32) << 16 | contributors;
-        Sum { word1: request | u32::from(rank), bits_high, bits_low, word12, gain }
-    }
+fn halves(bits: u64) -> [u32; 2] {
+    [(bits >> 32) as u32, bits as u32]
 }
 
 fn number(mac: [u8; 6]) -> u128 {

@@ -8,6 +8,8 @@ use anyhow::{Context, Result, bail, ensure};
 use super::ir::{Block, Call, Expression, Fields, Function, Operator, Statement, Type};
 use crate::testrun::support::packet::internet_checksum;
 
+/// Width of what a register action hands out of its two conditions: one of four bits.
+const PREDICATE_BITS: u32 = 8;
 /// Most states that a parser goes through for one packet.
 const MOST_STATES: usize = 64;
 
@@ -361,6 +363,7 @@ impl Unit {
         let value = match operator {
             Operator::Add => left.value.wrapping_add(right.value),
             Operator::Sub => left.value.wrapping_sub(right.value),
+            Operator::Saturate => left.value.saturating_sub(right.value),
             Operator::And => left.value & right.value,
             Operator::Or => left.value | right.value,
             Operator::Xor => left.value ^ right.value,
@@ -405,6 +408,10 @@ impl Unit {
             let is_left = (left.bits()?.number() <= right.bits()?.number()) == (call.name == "min");
             return Ok(if is_left { left.clone() } else { right.clone() });
         }
+        if let ("predicate", [lower, upper]) = (call.name.as_str(), &arguments[..]) {
+            let bit = u32::from(lower.truth()?) | u32::from(upper.truth()?) << 1;
+            return Ok(Value::Bits(Bits::new(1 << bit, PREDICATE_BITS, false)));
+        }
         if call.name == "NoAction" {
             return Ok(Value::Nothing);
         }
@@ -430,6 +437,15 @@ impl Unit {
             key.push(self.value(part)?.bits()?.value);
         }
         let entry = self.tables.get(plain(name)).and_then(|entries| entries.get(&key)).cloned();
+        for (patterns, action) in &table.entries {
+            let mut fits = true;
+            for (pattern, part) in patterns.iter().zip(&key) {
+                fits &= self.fits(pattern, *part)?;
+            }
+            if fits {
+                return self.value(action);
+            }
+        }
         if let Some((action, parameters)) = entry.filter(|_| !table.keys.is_empty()) {
             let found = block.actions.iter().find(|(name, _)| plain(name) == action);
             let action = found.with_context(|| format!("no action `{action}`"))?.1;
